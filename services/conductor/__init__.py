@@ -1,0 +1,1 @@
+"""Gateway and global scheduler."""

@@ -1,0 +1,70 @@
+"""The seam inside the conductor: the gateway (HTTP, text) asks a dispatcher (scheduling, attempts) for tokens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from shared.blocks import Namespace, Tokens
+from shared.messages import Output, Sampling, Usage
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One request as the gateway hands it over. ``id`` is unique in the mesh (never the client's id). ``keys``: chain
+    of the full blocks of ``tokens`` under ``root`` (which carries the tenant's salt). ``arrived``: monotonic seconds."""
+
+    id: str
+    tokens: Tokens
+    root: bytes
+    keys: bytes
+    sampling: Sampling
+    arrived: float
+    tenant: str = ""
+    slo_ttft_ms: int = 0  # 0: the configured objective
+    slo_tbt_ms: int = 0
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class Token:
+    """One delivered token, in order, exactly once per index and choice. ``usage`` comes with the first."""
+
+    output: Output
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """``ready``: a request would be served now. ``reasons`` are machine-readable (no_prefill, no_decode, bus_down,
+    starting, draining); ``degraded`` lists what is lost without stopping service (metadata_down)."""
+
+    ready: bool
+    reasons: list[str] = field(default_factory=list)
+    degraded: list[str] = field(default_factory=list)
+
+
+class Dispatcher(Protocol):
+    """Schedules, runs and migrates attempts. Everything it holds for a request ends with its iterator."""
+
+    @property
+    def namespace(self) -> Namespace:
+        """Deployment namespace of the registered instances. Raises Unavailable while there are none."""
+
+    @property
+    def context_length(self) -> int:
+        """Raises Unavailable while there are no instances."""
+
+    def readiness(self) -> Readiness: ...
+
+    def consider(self, prompt_bytes: int, slo_ttft_ms: int = 0) -> None:
+        """Stage 0 of admission, before tokenizing. Raises Contended (with retry_after_ms) or Unavailable."""
+
+    def generate(self, generation: Generation) -> AsyncIterator[Token]:
+        """Tokens until the one with a finish reason. Raises, before the first token: Contended, Unavailable,
+        DoesNotFit; at any time: AttemptFailed after the bounded number of attempts. Closing the iterator (or
+        cancelling its task) cancels the attempt at its instances."""
+
+    def cluster(self) -> dict[str, Any]:
+        """JSON-able picture: instances, agents, index, loads, counters (for ``GET /cluster`` and ``mooncake status``)."""

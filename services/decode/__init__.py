@@ -1,0 +1,1 @@
+"""Landing of KV, continuous batching and the token stream."""

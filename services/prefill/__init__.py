@@ -1,0 +1,1 @@
+"""Prompt queue, chunked prefill and streaming of KV to the decode node."""

@@ -1,0 +1,1 @@
+"""The node's KV pool: slots, leases, eviction and the transfer engine."""

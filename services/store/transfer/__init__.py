@@ -1,0 +1,1 @@
+"""The transfer engine: the paper's interface over interchangeable transports."""

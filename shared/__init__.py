@@ -1,0 +1,1 @@
+"""What more than one service needs: blocks, messages, bus, metadata, engines, config, telemetry, errors."""

@@ -1,0 +1,1 @@
+"""Model engines and the interfaces that they and the services share."""

@@ -1,0 +1,63 @@
+"""What processes publish of themselves in the metadata store (Redis): plain, typed, versioned by incarnation."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shared.blocks import Namespace
+from shared.latency import DecodeModel, PrefillModel
+from shared.messages import Load, Ref
+
+PREFILL = "prefill"
+DECODE = "decode"
+
+
+class InstanceRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A prefill or decode instance. ``proof`` is ``namespace.proof()`` computed by itself. ``node`` is a display name.
+    ``beat`` counts heartbeats; ``load.progress`` counts engine steps, so that a hung engine is seen."""
+
+    ref: Ref
+    role: str
+    node: str
+    model: str  # served model name
+    namespace: Namespace
+    proof: bytes
+    agent: Ref
+    context_length: int
+    prefill: PrefillModel | None = None
+    decode: DecodeModel | None = None
+    load: Load = msgspec.field(default_factory=Load)
+    beat: int = 0
+    metrics: str = ""  # host:port
+    pid: int = 0
+
+
+class AgentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A store agent. ``code`` is the 8-byte name of this incarnation in the block index. ``backlog_bytes`` are
+    outgoing reads queued now; ``rate`` the measured outgoing bytes per second (0: not yet known)."""
+
+    ref: Ref
+    node: str
+    code: bytes
+    host: str
+    port: int
+    host_id: str
+    shm: str = ""
+    transports: list[str] = []
+    slots: int = 0
+    used: int = 0
+    slot_bytes: int = 0
+    backlog_bytes: int = 0
+    rate: float = 0.0
+    held: dict[str, float] = {}
+    beat: int = 0
+    metrics: str = ""
+    pid: int = 0
+
+
+class ConductorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    ref: Ref
+    node: str
+    url: str
+    beat: int = 0
+    pid: int = 0
