@@ -1,0 +1,74 @@
+# One way to do a thing, the same for people and for CI. `make help` lists it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH ?=
+ARGS ?=
+STAMP := $(VENV)/.mooncake-installed
+unexport VIRTUAL_ENV
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test check format bench docs clean
+
+help:
+	@echo "make install   create .venv (nothing outside it) with everything to run and test"
+	@echo "               PYTHON=python3.12   another interpreter (3.11 or newer)"
+	@echo "               TORCH='torch ...'   which torch, as pip arguments. Plain PyPI gives Linux x86-64 the"
+	@echo "               CUDA build (several GB); a CPU build is some 200 MB:"
+	@echo "                 make install TORCH='torch --index-url URL'   (URL: the CPU index pytorch.org names)"
+	@echo "                 make install TORCH=/path/to/torch-...whl"
+	@echo "make run       the whole mesh on this machine; ARGS='--port 18000 --prefill 2 --decode 2'"
+	@echo "make test      all tests, with coverage by package; ARGS='-k store -x'"
+	@echo "make check     lint, format, types, import contracts (needs no network once installed)"
+	@echo "make format    let ruff rewrite what it can"
+	@echo "make bench     print a table of measurements, write benchmarks/results/*.json"
+	@echo "make docs      rewrite the generated page docs/configuration.md"
+	@echo "make clean     remove caches and build output (not .venv)"
+
+# Asking for another torch than the installed one makes the stamp stale.
+ifneq ($(TORCH),)
+ifneq ($(TORCH),$(shell cat $(STAMP) 2>/dev/null))
+.PHONY: $(STAMP)
+endif
+endif
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import sys; sys.exit("Python 3.11 or newer is needed (make install PYTHON=...)" if sys.version_info < (3, 11) else 0)'
+	$(if $(TORCH),$(BIN)/pip install $(TORCH))
+	@grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
+	$(BIN)/pip install -q -c constraints.txt hatchling editables
+	$(BIN)/pip install $(if $(TORCH),-c $(VENV)/constraints.txt,-c constraints.txt) --no-build-isolation -e '.[engine,test]'
+	@printf '%s' '$(TORCH)' > $(STAMP)
+
+run: $(STAMP)
+	@exec $(BIN)/mooncake up $(ARGS)
+
+test: $(STAMP)
+	@rm -f .coverage .coverage.*
+	$(BIN)/python -m pytest --cov --cov-report= $(ARGS)
+	@$(BIN)/python tests/coverage_by_package.py
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(STAMP)
+	$(BIN)/mooncake config-docs --output docs/configuration.md
+
+clean:
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
