@@ -1,0 +1,1 @@
+"""Benchmarks: contenders interleaved in one run, equal threads, rows in ``benchmarks/results/*.json``."""

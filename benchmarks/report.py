@@ -1,0 +1,68 @@
+"""Rows of a benchmark: what, contender, value (median), unit, n, quartiles, CPU seconds; a table and a JSON file."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass
+class Row:
+    """One line of a result. ``value`` is the median of ``n`` samples (None: not run, ``note`` says why); ``cpu_s`` is
+    CPU seconds per sample of all processes of the contender, where it was taken."""
+
+    what: str
+    contender: str
+    value: float | None
+    unit: str
+    n: int = 0
+    quartiles: list[float] = field(default_factory=list)
+    cpu_s: float | None = None
+    note: str = ""
+
+
+def row(what: str, contender: str, samples: Sequence[float], unit: str, cpu_s: float | None = None, note: str = "") -> Row:
+    """Median and quartiles of the samples."""
+    if not samples:
+        return Row(what, contender, None, unit, note=note or "not run")
+    cuts = statistics.quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else [samples[0]] * 3
+    return Row(what, contender, statistics.median(samples), unit, len(samples), [cuts[0], cuts[2]], cpu_s, note)
+
+
+def write(name: str, rows: Sequence[Row]) -> None:
+    """Print the table and write ``benchmarks/results/<name>.json``."""
+    RESULTS.mkdir(exist_ok=True)
+    document = {
+        "benchmark": name,
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": {"processor": _processor(), "python": platform.python_version(), "argv": sys.argv[1:]},
+        "rows": [asdict(r) for r in rows],
+    }
+    (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    table = Table(title=name, title_justify="left")
+    for column in ("what", "contender", "median", "unit", "n", "quartiles", "cpu s", "note"):
+        table.add_column(column, overflow="fold")
+    for r in rows:
+        value = "not run" if r.value is None else f"{r.value:.4g}"
+        quartiles = " … ".join(f"{q:.4g}" for q in r.quartiles)
+        cpu = "" if r.cpu_s is None else f"{r.cpu_s:.3g}"
+        table.add_row(r.what, r.contender, value, r.unit, str(r.n), quartiles, cpu, r.note)
+    Console(width=150).print(table)
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
