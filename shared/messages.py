@@ -174,6 +174,7 @@ class Start(AttemptMessage, frozen=True, kw_only=True, tag="start"):
     Answer: Ready or RefusedReply. ``state`` is "ready" for a finished attempt too."""
 
     output: Output
+    usage: Usage | None = None  # so that d can answer tokens.since(0) in full
 
 
 class Ready(AttemptMessage, frozen=True, kw_only=True, tag="ready"):

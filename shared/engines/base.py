@@ -198,9 +198,7 @@ class KVStore(Protocol):
     async def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Local presence; neither leases nor touches."""
 
-    async def reserve(
-        self, keys: Sequence[bytes], owner: Owner, pool_class: PoolClass, timeout: float
-    ) -> list[Held]:
+    async def reserve(self, keys: Sequence[bytes], owner: Owner, pool_class: PoolClass, timeout: float) -> list[Held]:
         """Phase one of writing known blocks. All or nothing on room: raises DoesNotFit or PoolFull."""
 
     async def allocate(self, count: int, owner: Owner, pool_class: PoolClass, timeout: float) -> list[Held]:
@@ -232,10 +230,18 @@ class KVStore(Protocol):
         flight on a node; a second asker waits for the first."""
 
     async def open_landing(
-        self, keys: Sequence[bytes], blocks: int, tokens: int, writer: Ref, owner: Owner, timeout: float
+        self,
+        keys: Sequence[bytes],
+        blocks: int,
+        tokens: int,
+        writer: Ref,
+        owner: Owner,
+        timeout: float,
+        apart: frozenset[int] = frozenset(),
     ) -> Landing:
         """Slots for a prompt of ``tokens`` tokens in ``blocks`` blocks, the full ones named by ``keys``; whole or
-        not at all. Present blocks are held and put in ``have``."""
+        not at all. Present blocks are held and put in ``have``. Blocks ``apart`` are fetched by the caller into slots of
+        its own: they get a slot here, but the writer does not owe them until :meth:`owe` says so."""
 
     async def landed(self, landing: Landing, timeout: float) -> bool:
         """Wait until every layer and token that the writer owes is in memory and all its completions were reported.
