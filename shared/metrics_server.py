@@ -1,0 +1,73 @@
+"""``/metrics`` and ``/health`` of a process over HTTP, on the loop whose health is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from aiohttp import web
+from prometheus_client.exposition import choose_encoder
+
+from shared.errors import ConfigError
+from shared.telemetry import REGISTRY, watch_loop
+
+
+def render(accept: str = "") -> tuple[bytes, str]:
+    """All metrics in the format that ``accept`` asks for, and its content type."""
+    encode, content_type = choose_encoder(accept)
+    return encode(REGISTRY), content_type
+
+
+async def metrics(request: web.Request) -> web.Response:
+    body, content_type = render(request.headers.get("Accept", ""))
+    return web.Response(body=body, headers={"Content-Type": content_type})
+
+
+async def health(_request: web.Request) -> web.Response:
+    """An answer at all means that the loop runs; it depends on nothing else."""
+    return web.json_response({"status": "ok"})
+
+
+class MetricsServer:
+    """Owns the listening socket and the loop's lag watch. ``async with``, or :meth:`start` and :meth:`close`."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host = host
+        self.port = port
+        self._runner: web.AppRunner | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> int:
+        """The port that listens; -1 when none was wanted. Raises ConfigError when it cannot be had."""
+        self._watch = asyncio.create_task(watch_loop(), name="loop-lag")
+        if self.port < 0:
+            return self.port
+        app = web.Application()
+        app.router.add_get("/metrics", metrics)
+        app.router.add_get("/health", health)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, self.host, self.port).start()
+        except OSError as error:
+            await self.close()
+            raise ConfigError(
+                f"cannot serve metrics on {self.host}:{self.port}: {error.strerror}", field="metrics_port"
+            ) from None
+        self.port = self._runner.addresses[0][1]
+        return self.port
+
+    async def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watch
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def __aenter__(self) -> MetricsServer:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
