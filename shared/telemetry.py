@@ -236,7 +236,7 @@ class HeldResources(Collector):
         yield family
 
 
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 HELD = HeldResources()
 REGISTRY.register(HELD)
 ProcessCollector(namespace=PREFIX.rstrip("_"), registry=REGISTRY)
