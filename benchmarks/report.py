@@ -32,7 +32,9 @@ class Row:
     note: str = ""
 
 
-def row(what: str, contender: str, samples: Sequence[float], unit: str, cpu_s: float | None = None, note: str = "") -> Row:
+def row(
+    what: str, contender: str, samples: Sequence[float], unit: str, cpu_s: float | None = None, note: str = ""
+) -> Row:
     """Median and quartiles of the samples."""
     if not samples:
         return Row(what, contender, None, unit, note=note or "not run")
