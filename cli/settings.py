@@ -1,0 +1,44 @@
+"""Settings of ``mooncake up``: what people choose about a mesh on one machine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from shared.config import CommonSettings
+
+Policy = Literal["paper", "global_cache", "local_cache", "least_loaded", "round_robin", "random"]
+
+
+class UpSettings(CommonSettings, frozen=True, kw_only=True):
+    """A whole mesh on this machine. What is left out here is set with ``--config`` or ``MOONCAKE_*`` variables, which
+    reach every service."""
+
+    model: Annotated[
+        str, Meta(description="A model folder in Hugging Face's layout, or a hub id; empty: the default model.")
+    ] = ""
+    prefill: Annotated[int, Meta(description="Number of prefill instances.", ge=1, le=64)] = 1
+    decode: Annotated[int, Meta(description="Number of decode instances.", ge=1, le=64)] = 1
+    host: Annotated[str, Meta(description="Address that serves the HTTP API.")] = "127.0.0.1"
+    port: Annotated[int, Meta(description="Port that serves the HTTP API; 0 picks a free one.", ge=0, le=65535)] = 8000
+    nats: Annotated[str, Meta(description="URL of a NATS server to use; empty: start one.")] = ""
+    redis: Annotated[str, Meta(description="URL of a Redis server to use; empty: start one.")] = ""
+    engine: Annotated[str, Meta(description="Engine of the instances.")] = "transformers"
+    dtype: Annotated[str, Meta(description="Type of weights and KVCache: float32, bfloat16 or float16.")] = "float32"
+    threads: Annotated[int, Meta(description="Compute threads of each instance.", ge=1, le=1024)] = 1
+    block_size: Annotated[int, Meta(description="Tokens per KV block.", ge=16, le=512)] = 32
+    pool_bytes: Annotated[int, Meta(description="DRAM pool of each node's store.", ge=1 << 20)] = 512 << 20
+    policy: Annotated[Policy, Meta(description="How requests are placed.")] = "paper"
+    transport: Annotated[
+        Literal["auto", "shm", "tcp"], Meta(description="How KV bytes travel between nodes; `auto`: the best there is.")
+    ] = "auto"
+    verify: Annotated[
+        Literal["auto", "always", "sample", "off"],
+        Meta(description="Which fetched blocks are checked against their checksum; `auto`: by transport."),
+    ] = "auto"
+    slo_ttft: Annotated[float, Meta(description="Objective for the time to first token, in seconds.", gt=0)] = 30.0
+    slo_tbt: Annotated[float, Meta(description="Objective for the time between tokens, in seconds.", gt=0)] = 1.0
+    api_keys: Annotated[str, Meta(description="File of API keys and their tenants; empty: no key is asked for.")] = ""
+    ready_timeout: Annotated[float, Meta(description="Seconds to wait for the mesh to be ready.", gt=0)] = 300.0
+    json: Annotated[bool, Meta(description="Print the ready line as one JSON document on stdout.")] = False
