@@ -1,0 +1,27 @@
+"""Scheduling without I/O, shared by the live conductor and the simulator: policies, admission and the ledger."""
+
+from services.conductor.scheduling.decision import Candidate, Decision, Rejection
+from services.conductor.scheduling.ledger import Booking, Ledger
+from services.conductor.scheduling.policy import Policy, PolicyOptions
+from services.conductor.scheduling.registry import POLICIES, policy
+from services.conductor.scheduling.scheduler import Objectives, Scheduler
+from services.conductor.scheduling.views import Ask, DecodeView, PrefillView, SourceView, View
+
+__all__ = [
+    "POLICIES",
+    "Ask",
+    "Booking",
+    "Candidate",
+    "DecodeView",
+    "Decision",
+    "Ledger",
+    "Objectives",
+    "Policy",
+    "PolicyOptions",
+    "PrefillView",
+    "Rejection",
+    "Scheduler",
+    "SourceView",
+    "View",
+    "policy",
+]

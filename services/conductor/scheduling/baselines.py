@@ -1,0 +1,65 @@
+"""Policies to compare with: none of them fetches."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.conductor.scheduling.decision import Prices
+from services.conductor.scheduling.policy import LeastStep, PolicyOptions, first_by, near
+from services.conductor.scheduling.pricing import recompute
+from services.conductor.scheduling.views import Ask, Bools, DecodeView, Floats, PrefillView, SourceView
+
+
+def local_prices(ask: Ask, view: PrefillView) -> Prices:
+    """What each instance would take with its own cache alone."""
+    nothing = np.zeros(len(view.ids), dtype=np.int64)
+    price = np.where(view.open, recompute(ask, view, view.own, view.ready), np.inf)
+    return Prices(view, price, nothing, nothing - 1)
+
+
+class LocalCache(LeastStep):
+    """Least predicted time to first token, each instance with its own cache only."""
+
+    name = "local_cache"
+
+    def price(self, ask: Ask, view: PrefillView, sources: SourceView) -> Prices:
+        return local_prices(ask, view)
+
+    def choose(self, ask: Ask, prices: Prices) -> int:
+        return first_by(near(prices.price, self.options), prices.view.queue, prices.view.turn)
+
+
+class RoundRobin:
+    """In turn, for both roles."""
+
+    name = "round_robin"
+
+    def __init__(self, options: PolicyOptions) -> None:
+        self.options = options
+
+    def price(self, ask: Ask, view: PrefillView, sources: SourceView) -> Prices:
+        return local_prices(ask, view)
+
+    def choose(self, ask: Ask, prices: Prices) -> int:
+        return first_by(np.isfinite(prices.price), prices.view.turn)
+
+    def choose_decode(self, view: DecodeView, steps: Floats, room: Bools) -> int:
+        return first_by(room, view.turn)
+
+
+class RandomChoice:
+    """Uniform, for both roles, from the options' generator."""
+
+    name = "random"
+
+    def __init__(self, options: PolicyOptions) -> None:
+        self.options = options
+
+    def price(self, ask: Ask, view: PrefillView, sources: SourceView) -> Prices:
+        return local_prices(ask, view)
+
+    def choose(self, ask: Ask, prices: Prices) -> int:
+        return int(self.options.rng.choice(np.flatnonzero(np.isfinite(prices.price)).tolist()))
+
+    def choose_decode(self, view: DecodeView, steps: Floats, room: Bools) -> int:
+        return int(self.options.rng.choice(np.flatnonzero(room).tolist()))

@@ -1,0 +1,75 @@
+"""What the scheduler answers: a placement, or why not and when to come back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.conductor.scheduling.views import Floats, Ints, PrefillView
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """How one prefill instance was priced; seconds."""
+
+    instance: str
+    own_blocks: int
+    fetch_blocks: int
+    queue: float
+    price: float
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Every prefill instance priced for one request. ``price``: predicted seconds until its first token (inf: closed).
+    ``fetch``: length in blocks of the prefix it would have with the fetch that the price assumes, 0 without one.
+    ``source``: row of the fetch's source, -1 without one."""
+
+    view: PrefillView
+    price: Floats
+    fetch: Ints
+    source: Ints
+
+    def candidates(self, limit: int) -> list[Candidate]:
+        """The cheapest, least first."""
+        view = self.view
+        rows = np.argsort(self.price, kind="stable")[:limit]
+        return [
+            Candidate(view.ids[r], int(view.own[r]), int(self.fetch[r]), float(view.queue[r]), float(self.price[r]))
+            for r in rows
+            if np.isfinite(self.price[r])
+        ]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """``prefill``, ``decode``: instance ids. ``fetch_blocks``: prefix length to have from the store, 0 to compute what
+    is not at hand. ``sources``: (agent, blocks), the planned one first. ``prefix_blocks``: prefix expected not to be
+    computed. Times in seconds: ``ttft`` from now, ``compute`` the prefill alone, ``transfer`` of the fetch."""
+
+    prefill: str
+    decode: str
+    fetch_blocks: int
+    sources: tuple[tuple[str, int], ...]
+    prefix_blocks: int
+    queue: float
+    compute: float
+    transfer: float
+    ttft: float
+    tbt: float
+    prices: Prices
+
+    def candidates(self, limit: int = 8) -> list[Candidate]:
+        return self.prices.candidates(limit)
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """``reason``: ttft, tbt, no_room (contended, ``retry_after`` seconds predicted), does_not_fit (never), no_prefill,
+    no_decode (nobody to ask)."""
+
+    reason: str
+    retry_after: float = 1.0
+    ttft: float = 0.0
+    tbt: float = 0.0

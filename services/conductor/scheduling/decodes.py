@@ -1,0 +1,191 @@
+"""Decode instances as the scheduler knows them: reports about others' requests, and this conductor's own live ones."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from services.conductor.scheduling.views import DecodeView
+from shared.latency import DecodeModel
+from shared.messages import Load
+
+UNKNOWN = -1
+INITIAL = 64
+
+
+@dataclass
+class DecodeSeat:
+    """``running``, ``kv_tokens``: of requests that are not ours. ``unsettled``: booking -> blocks that no report of
+    the instance covers yet. ``room``: blocks, as reported."""
+
+    id: str
+    model: DecodeModel
+    open: bool = True
+    running: float = 0.0
+    kv_tokens: float = 0.0
+    room: int = UNKNOWN
+    total: int = 0
+    turn: int = 0
+    assigned: int = 0
+    unsettled: dict[int, int] = field(default_factory=dict)
+
+
+class LiveColumns:
+    """One row a live request, dense: a removed row is replaced by the last."""
+
+    def __init__(self) -> None:
+        self.bookings: list[int] = []
+        self.at: dict[int, int] = {}
+        self.row = np.zeros(INITIAL, dtype=np.int64)
+        self.joins, self.leaves, self.tokens = np.zeros(INITIAL), np.zeros(INITIAL), np.zeros(INITIAL)
+        self.joined = np.zeros(INITIAL, dtype=np.bool_)
+
+    def __len__(self) -> int:
+        return len(self.bookings)
+
+    def add(self, booking: int, row: int, joins: float, leaves: float, tokens: float) -> None:
+        position = len(self.bookings)
+        if position == len(self.row):
+            self._grow()
+        self.bookings.append(booking)
+        self.at[booking] = position
+        self.row[position], self.tokens[position], self.joined[position] = row, tokens, False
+        self.joins[position], self.leaves[position] = joins, leaves
+
+    def remove(self, booking: int) -> bool:
+        position = self.at.pop(booking, None)
+        if position is None:
+            return False
+        last = self.bookings.pop()
+        if last != booking:
+            self.bookings[position], self.at[last] = last, position
+            for column in (self.row, self.joins, self.leaves, self.tokens, self.joined):
+                column[position] = column[len(self.bookings)]
+        return True
+
+    def _grow(self) -> None:
+        size = 2 * len(self.row)
+        self.row, self.joined = np.resize(self.row, size), np.resize(self.joined, size)
+        self.joins, self.leaves = np.resize(self.joins, size), np.resize(self.leaves, size)
+        self.tokens = np.resize(self.tokens, size)
+
+
+class Decodes:
+    """Seats by id, live requests in columns."""
+
+    def __init__(self) -> None:
+        self.seats: dict[str, DecodeSeat] = {}
+        self.live = LiveColumns()
+        self._turns = 0
+        self._rebuild()
+
+    def put(self, id: str, model: DecodeModel) -> None:
+        seat = self.seats.get(id)
+        if seat is None:
+            self.seats[id] = DecodeSeat(id, model)
+        elif seat.model == model:
+            return
+        else:
+            seat.model = model
+        self._rebuild()
+
+    def remove(self, id: str) -> None:
+        if id not in self.seats:
+            return
+        row = self._row[id]
+        for booking in [b for b in self.live.bookings if self.live.row[self.live.at[b]] == row]:
+            self.live.remove(booking)
+        del self.seats[id]
+        count = len(self.live)
+        self.live.row[:count] -= self.live.row[:count] > row
+        self._rebuild()
+
+    def set_open(self, id: str, open: bool) -> None:
+        self.seats[id].open = open
+        self._open[self._row[id]] = open
+
+    def report(self, id: str, load: Load) -> None:
+        """What is reported beyond our own joined requests belongs to others."""
+        seat, row, count = self.seats[id], self._row[id], len(self.live)
+        ours = (self.live.row[:count] == row) & self.live.joined[:count]
+        seat.running = max(0.0, load.running - float(ours.sum()))
+        seat.kv_tokens = max(0.0, load.kv_tokens - float(self.live.tokens[:count][ours].sum()))
+        seat.total = load.total_blocks
+        seat.room = load.room_blocks if load.total_blocks else UNKNOWN
+        self._refresh(seat)
+
+    def book(self, booking: int, id: str, blocks: int, joins: float, leaves: float, tokens: float) -> None:
+        seat = self.seats[id]
+        self._turns += 1
+        seat.turn = self._turns
+        seat.unsettled[booking] = blocks
+        seat.assigned += 1
+        self.live.add(booking, self._row[id], joins, leaves, tokens)
+        self._refresh(seat)
+
+    def settle(self, booking: int, id: str) -> None:
+        seat = self.seats.get(id)
+        if seat and seat.unsettled.pop(booking, None) is not None:
+            self._refresh(seat)
+
+    def join(self, booking: int, now: float) -> None:
+        """Its first token came: it decodes from now on, for as long as was expected."""
+        at = self.live.at.get(booking)
+        if at is not None:
+            self.live.leaves[at] += now - self.live.joins[at]
+            self.live.joins[at], self.live.joined[at] = now, True
+
+    def end(self, booking: int, id: str) -> None:
+        if self.live.remove(booking):
+            seat = self.seats[id]
+            seat.assigned -= 1
+            seat.unsettled.pop(booking, None)
+            self._refresh(seat)
+
+    def view(self, now: float, closed: Collection[str]) -> DecodeView:
+        open, count = self._open.copy(), len(self.live)
+        for id in closed:
+            if id in self._row:
+                open[self._row[id]] = False
+        live = self.live
+        return DecodeView(
+            ids=self.ids,
+            base=self._base,
+            per_sequence=self._per_sequence,
+            per_token=self._per_token,
+            running=self._running.copy(),
+            kv_tokens=self._kv_tokens.copy(),
+            room=np.where(self._room >= 0, np.maximum(self._room - self._promised, 0), UNKNOWN),
+            total=self._total.copy(),
+            assigned=self._assigned.copy(),
+            open=open,
+            turn=self._turn.copy(),
+            live_row=live.row[:count].copy(),
+            live_joins=live.joins[:count] - now,
+            live_leaves=live.leaves[:count] - now,
+            live_tokens=live.tokens[:count].copy(),
+        )
+
+    def _refresh(self, seat: DecodeSeat) -> None:
+        row = self._row[seat.id]
+        self._running[row], self._kv_tokens[row] = seat.running, seat.kv_tokens
+        self._room[row], self._total[row], self._turn[row] = seat.room, seat.total, seat.turn
+        self._promised[row], self._assigned[row] = sum(seat.unsettled.values()), seat.assigned
+
+    def _rebuild(self) -> None:
+        seats = list(self.seats.values())
+        size = len(seats)
+        self.ids = tuple(seat.id for seat in seats)
+        self._row = {id: row for row, id in enumerate(self.ids)}
+        self._base = np.array([seat.model.base for seat in seats], dtype=np.float64)
+        self._per_sequence = np.array([seat.model.per_sequence for seat in seats], dtype=np.float64)
+        self._per_token = np.array([seat.model.per_token for seat in seats], dtype=np.float64)
+        self._open = np.array([seat.open for seat in seats], dtype=np.bool_)
+        self._running, self._kv_tokens = np.zeros(size), np.zeros(size)
+        self._room, self._total = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
+        self._turn, self._promised = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
+        self._assigned = np.zeros(size, dtype=np.int64)
+        for seat in seats:
+            self._refresh(seat)

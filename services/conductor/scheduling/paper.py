@@ -1,0 +1,39 @@
+"""Algorithm 1 of the paper (section 4.1), literally.
+
+Gaps settled: a ratio over 0 is infinite when anybody has a match and 1 when nobody has; matches are looked for at
+prefill instances only; the transfer is added to the queue, not overlapped; the first instance wins ties.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.conductor.scheduling.decision import Prices
+from services.conductor.scheduling.policy import LeastStep
+from services.conductor.scheduling.pricing import cached_tokens, ratio_exceeds
+from services.conductor.scheduling.views import Ask, PrefillView, SourceView
+
+
+class Paper(LeastStep):
+    name = "paper"
+
+    def price(self, ask: Ask, view: PrefillView, sources: SourceView) -> Prices:
+        best, source = self.find_best_prefix_match(sources)
+        over = ratio_exceeds(np.full_like(view.own, best), view.own, self.options.threshold) & (best > view.own)
+        prefix = np.where(over, best, view.own)
+        moved = np.where(over, best - view.own, 0) * float(ask.block_bytes)
+        transfer = (sources.backlog[source] + moved) / sources.rate[source] if source >= 0 else np.zeros(len(over))
+        compute = view.seconds(ask.tokens, cached_tokens(ask, prefix))
+        price = np.where(over, transfer, 0.0) + view.queue + compute
+        return Prices(view, np.where(view.open, price, np.inf), np.where(over, best, 0), np.where(over, source, -1))
+
+    def find_best_prefix_match(self, sources: SourceView) -> tuple[int, int]:
+        """(blocks, source row) of the longest match at a prefill instance, (0, -1) when nobody has any."""
+        blocks = np.where(sources.prefill, sources.blocks, 0)
+        if not blocks.any():
+            return 0, -1
+        row = int(blocks.argmax())
+        return int(blocks[row]), row
+
+    def choose(self, ask: Ask, prices: Prices) -> int:
+        return int(prices.price.argmin())

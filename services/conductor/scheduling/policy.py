@@ -1,0 +1,68 @@
+"""One interface for all policies, and the ways to choose among equals."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from services.conductor.scheduling.decision import Prices
+from services.conductor.scheduling.views import Ask, Bools, DecodeView, Floats, Ints, PrefillView, SourceView
+
+
+@dataclass
+class PolicyOptions:
+    """``threshold``: kvcache_balancing_threshold. Prices within ``tie_ratio`` and ``tie_seconds`` of the least count
+    as equal: predictions are no better than that, and strict order would make one instance hot."""
+
+    threshold: float = 2.0
+    tie_ratio: float = 0.05
+    tie_seconds: float = 0.001
+    rng: random.Random = field(default_factory=random.Random)
+
+
+class Policy(Protocol):
+    """Chooses the prefill instance (with or without a fetch), then the decode instance. Holds no cluster state."""
+
+    name: str
+
+    def price(self, ask: Ask, view: PrefillView, sources: SourceView) -> Prices:
+        """All instances, closed ones at inf."""
+
+    def choose(self, ask: Ask, prices: Prices) -> int:
+        """Row of the prefill instance; at least one is open."""
+
+    def choose_decode(self, view: DecodeView, steps: Floats, room: Bools) -> int:
+        """Row of the decode instance among those with ``room`` (at least one); ``steps`` are predicted TBTs."""
+
+
+def near(values: Floats, options: PolicyOptions) -> Bools:
+    """Which values are equal to the least one, within the options' tolerance."""
+    least = values.min()
+    limit = least * (1.0 + options.tie_ratio) + options.tie_seconds
+    return np.logical_and(values <= limit, np.isfinite(values))
+
+
+def first_by(mask: Bools, *keys: Floats | Ints) -> int:
+    """Row with the least keys, in order, among the masked ones."""
+    rows = np.flatnonzero(mask)
+    for key in keys:
+        if len(rows) == 1:
+            break
+        values = key[rows]
+        rows = rows[values == values.min()]
+    return int(rows[0])
+
+
+class LeastStep:
+    """Decode choice shared by all but the baselines: least predicted TBT when prefill ends, ties by requests assigned,
+    then by turn."""
+
+    def __init__(self, options: PolicyOptions) -> None:
+        self.options = options
+
+    def choose_decode(self, view: DecodeView, steps: Floats, room: Bools) -> int:
+        close = near(np.where(room, steps, np.inf), self.options)
+        return first_by(close, view.assigned, view.turn)

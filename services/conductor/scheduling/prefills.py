@@ -1,0 +1,163 @@
+"""Prefill instances as the scheduler knows them: models, reported queues, and what was placed since."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from services.conductor.scheduling.views import Floats, PrefillView
+from shared.latency import PrefillModel
+from shared.messages import Load
+
+
+@dataclass
+class PrefillSeat:
+    """``unsettled``: booking -> predicted seconds, for bookings that no report of the instance covers yet.
+    ``transfers``: booking -> when its planned fetch will be done."""
+
+    id: str
+    agent: str
+    model: PrefillModel
+    open: bool = True
+    queue: float = 0.0
+    reported_at: float = 0.0
+    turn: int = 0
+    unsettled: dict[int, float] = field(default_factory=dict)
+    transfers: dict[int, float] = field(default_factory=dict)
+
+    def report(self, load: Load, now: float) -> None:
+        seconds = load.queue_ms / 1000.0
+        if not seconds and load.queued_tokens:
+            seconds = self.model.seconds(load.queued_tokens, 0)
+        self.queue, self.reported_at = seconds, now
+
+
+class Prefills:
+    """Seats by id; the seats are the truth, the columns a cache of them."""
+
+    def __init__(self) -> None:
+        self.seats: dict[str, PrefillSeat] = {}
+        self._turns = 0
+        self._rebuild()
+
+    def put(self, id: str, agent: str, model: PrefillModel) -> None:
+        seat = self.seats.get(id)
+        if seat is None:
+            self.seats[id] = PrefillSeat(id, agent, model)
+        elif (seat.agent, seat.model) == (agent, model):
+            return
+        else:
+            seat.agent, seat.model = agent, model
+        self._rebuild()
+
+    def remove(self, id: str) -> None:
+        if self.seats.pop(id, None):
+            self._rebuild()
+
+    def set_open(self, id: str, open: bool) -> None:
+        self.seats[id].open = open
+        self._open[self._row[id]] = open
+
+    def report(self, id: str, load: Load, now: float) -> None:
+        seat = self.seats[id]
+        seat.report(load, now)
+        self._refresh(seat)
+
+    def book(self, booking: int, id: str, seconds: float, fetched_at: float) -> None:
+        seat = self.seats[id]
+        self._turns += 1
+        seat.turn = self._turns
+        seat.unsettled[booking] = seconds
+        if fetched_at:
+            seat.transfers[booking] = fetched_at
+        self._refresh(seat)
+
+    def settle(self, booking: int, id: str) -> None:
+        """The instance's reports cover the booking from now on."""
+        seat = self.seats.get(id)
+        if seat and seat.unsettled.pop(booking, None) is not None:
+            self._refresh(seat)
+
+    def end(self, booking: int, id: str) -> None:
+        seat = self.seats.get(id)
+        if seat:
+            seat.unsettled.pop(booking, None)
+            seat.transfers.pop(booking, None)
+            self._refresh(seat)
+
+    def queue(self, now: float) -> Floats:
+        elapsed = np.maximum(now - self._reported_at, 0.0)
+        waits: Floats = np.maximum(self._queue - elapsed, 0.0) + self._pending
+        return waits
+
+    def shortest_queue(self, now: float) -> tuple[float, PrefillModel] | None:
+        """Queue seconds and model of the open instance with the shortest queue."""
+        if not self._open.any():
+            return None
+        row = int(np.where(self._open, self.queue(now), np.inf).argmin())
+        return float(self.queue(now)[row]), self.seats[self.ids[row]].model
+
+    def view(
+        self,
+        now: float,
+        matches: Mapping[str, int],
+        promised: Mapping[str, tuple[int, float]],
+        closed: Collection[str],
+    ) -> PrefillView:
+        here = np.zeros(len(self.ids), dtype=np.int64)
+        for agent, blocks in matches.items():
+            for row in self._rows_of_agent.get(agent, ()):
+                here[row] = blocks
+        own, ready = here.copy(), np.zeros(len(self.ids))
+        for id, (blocks, at) in promised.items():
+            row_or_none = self._row.get(id)
+            if row_or_none is not None and blocks > here[row_or_none]:
+                own[row_or_none], ready[row_or_none] = blocks, max(at - now, 0.0)
+        return PrefillView(
+            ids=self.ids,
+            agents=self.agents,
+            queue=self.queue(now),
+            base=self._base,
+            linear=self._linear,
+            square=self._square,
+            here=here,
+            own=own,
+            ready=ready,
+            inbound=np.maximum(self._inbound_until - now, 0.0),
+            open=self._opened(closed),
+            turn=self._turn.copy(),
+        )
+
+    def _opened(self, closed: Collection[str]) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+        open = self._open.copy()
+        for id in closed:
+            if id in self._row:
+                open[self._row[id]] = False
+        return open
+
+    def _refresh(self, seat: PrefillSeat) -> None:
+        row = self._row[seat.id]
+        self._queue[row], self._reported_at[row] = seat.queue, seat.reported_at
+        self._pending[row] = sum(seat.unsettled.values())
+        self._inbound_until[row] = max(seat.transfers.values(), default=0.0)
+        self._turn[row] = seat.turn
+
+    def _rebuild(self) -> None:
+        seats = list(self.seats.values())
+        self.ids = tuple(seat.id for seat in seats)
+        self.agents = tuple(seat.agent for seat in seats)
+        self._row = {id: row for row, id in enumerate(self.ids)}
+        self._rows_of_agent: dict[str, list[int]] = {}
+        for row, agent in enumerate(self.agents):
+            self._rows_of_agent.setdefault(agent, []).append(row)
+        self._base = np.array([seat.model.base for seat in seats], dtype=np.float64)
+        self._linear = np.array([seat.model.linear for seat in seats], dtype=np.float64)
+        self._square = np.array([seat.model.square for seat in seats], dtype=np.float64)
+        self._open = np.array([seat.open for seat in seats], dtype=np.bool_)
+        self._turn = np.zeros(len(seats), dtype=np.int64)
+        self._queue, self._reported_at = np.zeros(len(seats)), np.zeros(len(seats))
+        self._pending, self._inbound_until = np.zeros(len(seats)), np.zeros(len(seats))
+        for seat in seats:
+            self._refresh(seat)

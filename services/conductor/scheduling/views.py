@@ -1,0 +1,118 @@
+"""What a policy sees: plain columns, one row an instance, times in seconds from now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request to place. ``tokens`` counts the whole prompt (after a migration the outputs so far too), ``blocks``
+    its full blocks. ``waited``: seconds since it arrived."""
+
+    tokens: int
+    blocks: int
+    block_size: int
+    block_bytes: int
+    expected_output: int
+    waited: float = 0.0
+
+    @property
+    def total_blocks(self) -> int:
+        """Blocks that a decode instance must have room for."""
+        return -(-(self.tokens + self.expected_output) // self.block_size)
+
+
+@dataclass(frozen=True)
+class PrefillView:
+    """Prefill instances. ``here``: blocks of this prompt committed in the instance's pool; ``own`` (>= here): those
+    that will be there when earlier requests of its queue are done, after ``ready`` seconds. ``queue``: seconds until a
+    new prompt would start. ``inbound``: seconds of transfers already planned towards it. ``open``: may be chosen.
+    ``turn``: when it was last chosen (a counter)."""
+
+    ids: Sequence[str]
+    agents: Sequence[str]
+    queue: Floats
+    base: Floats
+    linear: Floats
+    square: Floats
+    here: Ints
+    own: Ints
+    ready: Floats
+    inbound: Floats
+    open: Bools
+    turn: Ints
+
+    def seconds(self, tokens: int, cached: Ints) -> Floats:
+        """Time to prefill ``tokens`` of which ``cached`` (broadcast against the rows) are there."""
+        n = float(tokens)
+        p = np.asarray(cached, dtype=np.float64)
+        return self.base + self.linear * (n - p) + self.square * (n * n - p * p)
+
+
+@dataclass(frozen=True)
+class SourceView:
+    """Agents that hold a prefix of this prompt, best first. ``blocks``: how long it is there. ``rate``: bytes per
+    second of its link; ``backlog``: bytes queued on it. ``prefill``: it serves a prefill instance."""
+
+    agents: Sequence[str]
+    blocks: Ints
+    rate: Floats
+    backlog: Floats
+    prefill: Bools
+
+    @staticmethod
+    def none() -> SourceView:
+        empty = np.empty(0)
+        return SourceView((), empty.astype(np.int64), empty, empty, empty.astype(np.bool_))
+
+
+@dataclass(frozen=True)
+class DecodeView:
+    """Decode instances, and the live requests that this conductor has placed on them.
+
+    ``running``, ``kv_tokens``: sequences of others (known from reports only) and the tokens they attend to. ``room``:
+    blocks that may still be promised, -1 where unknown. ``assigned``: live requests placed there. The ``live_*``
+    columns have one row a live request: its instance's row, when it joins and leaves (seconds from now), its tokens.
+    """
+
+    ids: Sequence[str]
+    base: Floats
+    per_sequence: Floats
+    per_token: Floats
+    running: Floats
+    kv_tokens: Floats
+    room: Ints
+    total: Ints
+    assigned: Ints
+    open: Bools
+    turn: Ints
+    live_row: Ints
+    live_joins: Floats
+    live_leaves: Floats
+    live_tokens: Floats
+
+    def steps(self, at: float, tokens: float) -> Floats:
+        """Predicted seconds of a decode step on each instance at ``at`` seconds from now, with a sequence of
+        ``tokens`` tokens added."""
+        leaving = (self.live_leaves > 0) & (self.live_leaves <= at)
+        there = (self.live_joins <= at) & ~leaving
+        rows, size = self.live_row[there], len(self.ids)
+        batch = self.running + np.bincount(rows, minlength=size) + 1
+        attended = self.kv_tokens + np.bincount(rows, weights=self.live_tokens[there], minlength=size) + tokens
+        return self.base + self.per_sequence * batch + self.per_token * attended
+
+
+@dataclass(frozen=True)
+class View:
+    prefill: PrefillView
+    decode: DecodeView
+    sources: SourceView
