@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,8 @@ from shared.embedded import die_with_parent
 
 KEPT_LINES = 30
 LONGEST_LINE = 64 * 1024
+LAST_LINES = 0.5
+"""Seconds to wait for the end of a dead process's output."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +33,20 @@ class Spec:
 
 
 class Child:
-    """A process, or the place of one that died and will be started again."""
+    """A process, or the place of one that died and will be started again.
+
+    Its end is seen through a pidfd, not through the end of its output: a grandchild may hold that open.
+    """
 
     def __init__(self, spec: Spec, on_line: Callable[[str, str], None]) -> None:
         self.spec = spec
         self.starts = 0
+        self.group = 0
         self.tail: deque[str] = deque(maxlen=KEPT_LINES)
         self._on_line = on_line
-        self.group = 0
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.Task[None] | None = None
+        self._output: asyncio.ReadTransport | None = None
         self._since = 0.0
 
     @property
@@ -52,29 +59,34 @@ class Child:
         self.tail.clear()
         self.starts += 1
         self._since = time.monotonic()
-        self._process = await asyncio.create_subprocess_exec(
-            *self.spec.argv,
+        self._process = self._spawn()
+        self.group = self._process.pid
+        stream = asyncio.StreamReader(LONGEST_LINE)
+        self._output, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), self._process.stdout
+        )
+        self._reader = asyncio.create_task(self._read(stream), name=f"log {self.spec.name}")
+        return self.group
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self.spec.argv,
             env={**os.environ, **self.spec.env},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            limit=LONGEST_LINE,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
             preexec_fn=die_with_parent(),
         )
-        self._reader = asyncio.create_task(self._read(self._process), name=f"log {self.spec.name}")
-        self.group = self._process.pid
-        return self.group
 
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
+    async def _read(self, stream: asyncio.StreamReader) -> None:
         while True:
             try:
-                raw = await process.stdout.readuntil(b"\n")
+                raw = await stream.readuntil(b"\n")
             except asyncio.IncompleteReadError as error:
                 raw = error.partial
             except asyncio.LimitOverrunError as error:
-                raw = await process.stdout.read(error.consumed)
+                raw = await stream.read(error.consumed)
             if not raw:
                 return
             line = raw.decode(errors="replace").rstrip()
@@ -82,38 +94,61 @@ class Child:
             self._on_line(self.spec.name, line)
 
     async def wait(self) -> int:
-        """The exit code, once it has ended and its last lines were read."""
+        """The exit code, once it has ended, what is left of its group was killed, and its last lines were read."""
         if self._process is None:
             return 0
-        code = await self._process.wait()
-        if self._reader is not None:  # a grandchild may keep the pipe open: do not wait for it
+        if self._process.returncode is None:
+            await _ended(self._process.pid)
+            self.kill()  # while it is not reaped, its number cannot be anybody else's
+            self._process.wait()
+        if self._reader is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(self._reader), 0.5)
-        return code
+                await asyncio.wait_for(asyncio.shield(self._reader), LAST_LINES)
+        return self._process.returncode
 
-    def signal(self, number: signal.Signals) -> None:
-        """To the whole process group for SIGKILL, else to the process, which looks after its own children."""
-        if self._process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            if number == signal.SIGKILL:
-                os.killpg(self._process.pid, number)
-            elif self._process.returncode is None:
-                self._process.send_signal(number)
+    def terminate(self) -> None:
+        """SIGTERM to the process, which looks after its own children."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """SIGKILL to its whole group, if it has not been reaped."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.group, signal.SIGKILL)
 
     async def stop(self) -> bool:
-        """SIGTERM, after the grace SIGKILL, then SIGKILL for what is left of its group. False: it had to be killed."""
+        """SIGTERM, and SIGKILL after the grace. False: it had to be killed."""
         in_time = True
-        self.signal(signal.SIGTERM)
+        self.terminate()
         try:
             await asyncio.wait_for(self.wait(), self.spec.grace)
         except TimeoutError:
             in_time = False
-        self.signal(signal.SIGKILL)
-        await self.wait()
+            self.kill()
+            await self.wait()
+        self.forget()
+        return in_time
+
+    def forget(self) -> None:
+        """Let go of its output."""
         if self._reader is not None:
             self._reader.cancel()
-        return in_time
+        if self._output is not None:
+            self._output.close()
+
+
+async def _ended(pid: int) -> None:
+    """Waits until the process is over; it is left to be reaped."""
+    loop = asyncio.get_running_loop()
+    over = asyncio.Event()
+    fd = os.pidfd_open(pid)
+    loop.add_reader(fd, over.set)
+    try:
+        await over.wait()
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
 
 
 def exit_words(code: int) -> str:

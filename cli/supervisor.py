@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -56,8 +55,7 @@ class Warden:
             os.write(self._pipe, word.encode() + b"\n")
 
     def close(self) -> None:
-        """Everything was stopped in good order: it has nothing to do."""
-        self.tell("bye")
+        """Everything was stopped: it looks once more for what got away, and ends."""
         os.close(self._pipe)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(5)
@@ -116,13 +114,13 @@ class Supervisor:
         backoff = Backoff()
         while True:
             code = await child.wait()
-            child.signal(signal.SIGKILL)  # children of its own that it left behind
             self._tell(f"-{child.group}")
             delay = backoff.died(child.lived)
             if not self._settled and (backoff.looping or code == WRONG_SETTING):
                 self._give_up(child, code)
                 return
             self._say_died(child, code, delay, backoff)
+            child.forget()
             await asyncio.sleep(delay)
             await self._launch(child)
 
@@ -159,7 +157,7 @@ class Supervisor:
     def kill(self) -> None:
         """At once, no questions asked: the second Ctrl-C."""
         for child in self.children.values():
-            child.signal(signal.SIGKILL)
+            child.kill()
 
 
 def last_words(child: Child, count: int = 15) -> str:

@@ -2,8 +2,7 @@
 
 Run as ``python -I -S warden.py FD MARK``, in a session of its own, with nothing but the standard library, so that it
 starts at once and weighs little. FD is the read end of a pipe whose other end only the supervisor holds: it names the
-process groups it has started (``+123``) and seen end (``-123``); end of file means that it is gone. ``bye`` before that
-means that it stopped everything itself.
+process groups it has started (``+123``) and seen end (``-123``); end of file means that it is gone.
 
 The kernel's parent-death signal already takes the supervisor's own children; the warden also takes their children,
 found by process group and by the mark ``MOONCAKE_MESH_ID=MARK`` in their environment.
@@ -40,20 +39,17 @@ def _environment(pid: str) -> list[bytes]:
         return []
 
 
-def registered(fd: int) -> tuple[set[int], bool]:
-    """Reads the pipe to its end: the process groups still alive then, and whether the supervisor took its leave."""
+def registered(fd: int) -> set[int]:
+    """Reads the pipe to its end: the process groups that were not seen to end."""
     groups: set[int] = set()
-    goodbye = False
     with os.fdopen(fd, "r", encoding="ascii") as pipe:
         for line in pipe:
             word = line.strip()
-            if word == "bye":
-                goodbye = True
-            elif word.startswith("+"):
+            if word.startswith("+"):
                 groups.add(int(word[1:]))
             elif word.startswith("-"):
                 groups.discard(int(word[1:]))
-    return groups, goodbye
+    return groups
 
 
 def kill_all(groups: set[int], mark: str) -> None:
@@ -74,9 +70,7 @@ def kill_all(groups: set[int], mark: str) -> None:
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    groups, goodbye = registered(int(sys.argv[1]))
-    if not goodbye:
-        kill_all(groups, sys.argv[2])
+    kill_all(registered(int(sys.argv[1])), sys.argv[2])
 
 
 if __name__ == "__main__":
