@@ -25,7 +25,7 @@ from shared.setting import PREFIX, SECRET, Setting, bare_type, convert, settings
 
 __all__ = ["SECRET", "CommonSettings", "load", "settings_of"]
 
-SECTIONS = ("store", "prefill", "decode", "conductor")
+SECTIONS = ("up", "store", "prefill", "decode", "conductor")
 """Sections of a YAML file. One file can serve the whole mesh: each process reads the top and its own section."""
 
 OWN_VARIABLES = frozenset({"MOONCAKE_CONFIG", "MOONCAKE_CACHE", "MOONCAKE_MESH_ID", "MOONCAKE_PARENT_FD"})

@@ -1,0 +1,122 @@
+"""The conductor's HTTP API as the command uses it: synchronous, one connection a call, standard library only."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from shared.errors import MooncakeError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+class ApiError(MooncakeError):
+    """The API is not reachable, or refused the request; the message is for people. ``status`` 0: not reachable."""
+
+    code = "api"
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Delta:
+    """One event of a streamed answer. ``usage`` comes with the last."""
+
+    text: str = ""
+    finish: str = ""
+    usage: dict[str, Any] | None = None
+
+
+class Api:
+    """``url`` without a path, e.g. ``http://127.0.0.1:8000``. ``timeout``: seconds without a byte before giving up."""
+
+    def __init__(self, url: str = DEFAULT_URL, key: str = "", timeout: float = 300.0) -> None:
+        self.url = url.rstrip("/")
+        self._key = key
+        self._timeout = timeout
+
+    def get(self, path: str) -> Any:
+        """JSON of a GET. Raises ApiError."""
+        with self._open(path, None) as response:
+            return _decoded(response.read())
+
+    def get_any(self, path: str) -> tuple[int, Any]:
+        """Status and JSON of a GET, errors of the server included. Raises ApiError when it is not reachable."""
+        try:
+            return 200, self.get(path)
+        except ApiError as error:
+            if not error.status:
+                raise
+            return error.status, {"error": error.message}
+
+    def models(self) -> list[str]:
+        return [str(model["id"]) for model in self.get("/v1/models")["data"]]
+
+    def chat(self, body: dict[str, Any]) -> Iterator[Delta]:
+        """Stream a chat completion. Raises ApiError, also for an error event inside the stream."""
+        body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        with self._open("/v1/chat/completions", body) as response:
+            for data in _events(response):
+                if data == "[DONE]":
+                    return
+                yield _delta(_decoded(data.encode()))
+        raise ApiError("the stream ended before the answer did")
+
+    def _open(self, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse:
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        data = None
+        if body is not None:
+            data, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
+        request = urllib.request.Request(self.url + path, data, headers)
+        try:
+            response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=self._timeout)
+        except urllib.error.HTTPError as error:
+            raise ApiError(_reason(error), error.code) from None
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", None) or error
+            raise ApiError(f"{self.url} is not reachable: {reason}") from None
+        return response
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[str]:
+    """The data of each server-sent event, as it comes."""
+    data: list[str] = []
+    for raw in response:
+        line = raw.decode(errors="replace").rstrip("\r\n")
+        if line.startswith("data:"):
+            data.append(line[5:].removeprefix(" "))
+        elif not line and data:
+            yield "\n".join(data)
+            data = []
+
+
+def _delta(event: Any) -> Delta:
+    if "error" in event:
+        raise ApiError(str(event["error"].get("message", event["error"])), 500)
+    choices = event.get("choices") or [{}]
+    text = (choices[0].get("delta") or {}).get("content") or ""
+    return Delta(text, choices[0].get("finish_reason") or "", event.get("usage"))
+
+
+def _decoded(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        raise ApiError("the answer is no JSON; is this a Mooncake conductor?", 502) from None
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    """The server's own sentence where it sent OpenAI's envelope."""
+    try:
+        message = json.loads(error.read())["error"]["message"]
+    except (ValueError, KeyError, TypeError, OSError):
+        message = error.reason
+    retry = error.headers.get("Retry-After")
+    return f"{error.code}: {message}" + (f" (retry after {retry} s)" if retry else "")
