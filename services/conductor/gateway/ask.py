@@ -1,0 +1,173 @@
+"""What a client asks for, checked and in one form for both endpoints. Pure."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from services.conductor.gateway.body import Body, ChatBody, ChatMessage, CompletionBody, clip
+from services.conductor.gateway.unsupported import refuse_unsupported
+from shared.blocks import Tokens
+from shared.errors import ContextLengthExceeded, InvalidInput
+from shared.messages import Sampling
+
+MAX_PROMPTS = 128
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+Conversation = list[dict[str, Any]]
+Prompt = str | Tokens | Conversation
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request whose every value is in range. ``field``: where the prompts came from, for messages to the client.
+
+    ``prompts`` has one entry for each choice of the answer. ``stops`` are stop strings, ``stop_ids`` those of the
+    request (without EOS). ``max_tokens`` None: as many as fit.
+    """
+
+    model: str
+    field: str
+    prompts: list[Prompt]
+    stream: bool
+    include_usage: bool
+    max_tokens: int | None
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    stops: tuple[str, ...]
+    stop_ids: tuple[int, ...]
+    ignore_eos: bool
+
+    @property
+    def chat(self) -> bool:
+        return self.field == "messages"
+
+    def sampling(self, prompt_tokens: int, context: int, default_max: int, eos: frozenset[int]) -> Sampling:
+        """For a prompt of so many tokens. Raises ContextLengthExceeded, naming both lengths and the limit."""
+        room = context - prompt_tokens
+        wanted = self.max_tokens if self.max_tokens is not None else max(1, min(room, default_max), self.min_tokens)
+        if wanted > room:
+            raise ContextLengthExceeded(_too_long(context, prompt_tokens, self.max_tokens, self.field), field=self.field)
+        ends = set(self.stop_ids) if self.ignore_eos else set(self.stop_ids) | eos
+        return Sampling(
+            max_tokens=wanted,
+            seed=self.seed,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop_ids=sorted(ends),
+            min_tokens=self.min_tokens,
+        )
+
+
+def ask_chat(body: ChatBody) -> Ask:
+    if not body.messages:
+        raise InvalidInput("'messages' must have at least one message", field="messages")
+    if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
+        raise InvalidInput("'max_tokens' and 'max_completion_tokens' differ; give one", field="max_tokens")
+    refuse_unsupported(body)
+    conversation = [_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)]
+    limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+    return _ask(body, "messages", [conversation], limit)
+
+
+def ask_completion(body: CompletionBody) -> Ask:
+    refuse_unsupported(body)
+    return _ask(body, "prompt", _prompts(body.prompt), body.max_tokens)
+
+
+def _ask(body: Body, field: str, prompts: list[Prompt], max_tokens: int | None) -> Ask:
+    if not body.model:
+        raise InvalidInput("you must provide a 'model' parameter", field="model")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidInput("'stream_options' is only allowed when 'stream' is true", field="stream_options")
+    low = body.min_tokens or 0
+    if max_tokens is not None and low > max_tokens:
+        raise InvalidInput(f"'min_tokens' {low} is more than 'max_tokens' {max_tokens}", field="min_tokens")
+    stop = body.stop or ()
+    return Ask(
+        model=body.model,
+        field=field,
+        prompts=prompts,
+        stream=bool(body.stream),
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        max_tokens=max_tokens,
+        min_tokens=low,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=min(body.top_k or 0, 2**31 - 1),
+        seed=secrets.randbits(62) if body.seed is None else body.seed,
+        stops=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+    )
+
+
+def _message(message: ChatMessage, where: str) -> dict[str, Any]:
+    refuse_unsupported(message, where + ".")
+    if message.role not in ROLES:
+        known = ", ".join(ROLES)
+        raise InvalidInput(
+            f"'{where}.role' is {clip(message.role)!r}; supported are {known}", field=f"{where}.role"
+        )
+    turn: dict[str, Any] = {"role": ROLES[message.role], "content": _content(message, where)}
+    return turn | ({"name": message.name} if message.name else {})
+
+
+def _content(message: ChatMessage, where: str) -> str:
+    """The text of a message; parts follow each other with nothing between."""
+    if message.content is None:
+        raise InvalidInput(f"'{where}.content' must be a string or a list of text parts", field=f"{where}.content")
+    if isinstance(message.content, str):
+        return message.content
+    texts: list[str] = []
+    for i, part in enumerate(message.content):
+        at = f"{where}.content[{i}]"
+        if part.type != "text":
+            raise InvalidInput(f"'{at}.type' is {clip(part.type)!r}; only 'text' is supported", field=f"{at}.type")
+        refuse_unsupported(part, at + ".")
+        if part.text is None:
+            raise InvalidInput(f"Missing required parameter: '{at}.text'", field=f"{at}.text")
+        texts.append(part.text)
+    return "".join(texts)
+
+
+def _prompts(prompt: str | list[Any]) -> list[Prompt]:
+    """One prompt, or a list of them: text, token ids, or lists of one of either."""
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        return [_prompt(prompt, "prompt")]
+    if not prompt:
+        raise InvalidInput("'prompt' must not be empty", field="prompt")
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidInput(f"'prompt' has {len(prompt)} prompts; at most {MAX_PROMPTS} are taken", field="prompt")
+    kind = type(prompt[0])
+    for i, one in enumerate(prompt):
+        if type(one) is not kind:
+            raise InvalidInput(f"'prompt[{i}]' is of another kind than 'prompt[0]'", field=f"prompt[{i}]")
+    return [_prompt(one, f"prompt[{i}]") for i, one in enumerate(prompt)]
+
+
+def _prompt(prompt: str | list[Any], where: str) -> Prompt:
+    if not prompt:
+        raise InvalidInput(f"'{where}' must not be empty", field=where)
+    if isinstance(prompt, str):
+        return prompt
+    for i, one in enumerate(prompt):
+        if type(one) is not int:
+            raise InvalidInput(f"'{where}[{i}]' is no token id", field=f"{where}[{i}]")
+    return np.array(prompt, dtype=np.uint32)
+
+
+def _too_long(context: int, prompt: int, completion: int | None, field: str) -> str:
+    if completion is None:
+        return f"This model's maximum context length is {context} tokens, but your {field} has {prompt} tokens."
+    return (
+        f"This model's maximum context length is {context} tokens. However, you requested {prompt + completion} tokens "
+        f"({prompt} in the {field}, {completion} in the completion). Please reduce the length of either."
+    )

@@ -1,0 +1,94 @@
+"""One answer over HTTP: as a stream of server-sent events, or whole."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from services.conductor.gateway.answer import Answer
+from services.conductor.gateway.errors import Fault, fault_of
+from services.conductor.gateway.generations import Generations, Step
+from services.conductor.gateway.http import REQUEST_ID, json_response
+from services.conductor.gateway.shapes import DONE, Shape, error_event
+from shared.errors import DeadlineExceeded
+from shared.telemetry import log
+
+SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+logger = log("gateway")
+
+
+class Delivery:
+    """Takes steps from ``generations``, feeds ``answer``, writes ``shape``. ``timeout``: seconds for all of it.
+
+    ``fault`` is set when a stream that had begun ended with an error: its status was sent already.
+    """
+
+    def __init__(self, generations: Generations, answer: Answer, shape: Shape, id: str, timeout: float) -> None:
+        self._generations = generations
+        self._answer = answer
+        self._shape = shape
+        self._id = id
+        self._timeout = timeout
+        self._begun: set[int] = set()
+        self.fault: Fault | None = None
+
+    async def whole(self) -> web.Response:
+        try:
+            async with asyncio.timeout(self._timeout):
+                while not self._answer.done:
+                    self._events(await self._generations.batch())
+        except TimeoutError:
+            raise self._late() from None
+        return json_response(self._shape.whole(self._answer), self._id)
+
+    async def stream(self, request: web.BaseRequest, include_usage: bool) -> web.StreamResponse:
+        """The head is sent with the first token: what fails before it still gets a status of its own."""
+        response = web.StreamResponse(headers=SSE | {REQUEST_ID: self._id})
+        try:
+            async with asyncio.timeout(self._timeout):
+                events = self._events(await self._generations.batch())
+                await response.prepare(request)
+                while not self._answer.done:
+                    await response.write(events)
+                    events = self._events(await self._generations.batch())
+            usage = self._shape.usage(self._answer.usage()) if include_usage else b""
+            await response.write(events + usage + DONE)
+        except ConnectionError:
+            raise
+        except Exception as error:
+            await self._break_off(response, self._late() if isinstance(error, TimeoutError) else error)
+        return response
+
+    def _events(self, steps: Sequence[Step]) -> bytes:
+        """One write for all tokens that were there together; a choice that a stop string ended is cancelled."""
+        now, out = time.monotonic(), bytearray()
+        for step in steps:
+            piece = self._answer.feed(step, now)
+            if piece is None:
+                continue
+            if step.choice not in self._begun:
+                self._begun.add(step.choice)
+                out += self._shape.start(step.choice)
+            if piece.text:
+                out += self._shape.text(step.choice, piece.text)
+            if piece.finish:
+                out += self._shape.finish(step.choice, piece.finish)
+                if not step.token.output.finish:
+                    self._generations.end(step.choice)
+        return bytes(out)
+
+    async def _break_off(self, response: web.StreamResponse, error: Exception) -> None:
+        """An error event and no ``[DONE]``, then the connection is closed."""
+        if not response.prepared:
+            raise error
+        self.fault = fault_of(error)
+        logger.warning("stream broken off", id=self._id, code=self.fault.code, exc_info=self.fault.code == "internal")
+        response.force_close()
+        await response.write(error_event(self.fault))
+
+    def _late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"the answer was not complete after {self._timeout:g} s")

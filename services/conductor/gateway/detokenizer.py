@@ -1,0 +1,72 @@
+"""Text from token ids as they come: never half a character, nothing lost at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+REPLACEMENT = "\ufffd"
+CONTEXT = 8
+PENDING = 64  # a character has at most four bytes: more tokens than this without one are no text
+
+
+class Detokenizer:
+    """Over the library's stream, which holds a token back while its bytes end inside a character.
+
+    ``prompt``: the last ids of the prompt, so that the first word keeps or drops its space as the model meant.
+    Special tokens (``special``) have no text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, special: frozenset[int], prompt: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._special = special
+        self._context = self._whole([i for i in prompt[-CONTEXT:] if i not in special])
+        self._pending: list[int] = []
+        self._stream = self._new_stream()
+
+    def feed(self, token: int) -> str:
+        """The text that is complete now, "" while it is not."""
+        if token in self._special:
+            return ""
+        self._pending.append(token)
+        try:
+            text: str | None = self._stream.step(self._tokenizer, token)
+        except Exception:  # the library gives up on a prefix that decodes differently later; its error has no class
+            return self._restart()
+        if text:
+            self._settle()
+            return text
+        return self._restart() if len(self._pending) >= PENDING else ""
+
+    def flush(self) -> str:
+        """The rest, when no more tokens come; bytes of a character that was cut off are dropped."""
+        text = self._tail().rstrip(REPLACEMENT)
+        self._settle()
+        return text
+
+    def _whole(self, context: list[int]) -> list[int]:
+        """``context``, unless it ends inside a character: the stream would then give the prompt's text out again."""
+        return [] if self._tokenizer.decode(context, skip_special_tokens=False).endswith(REPLACEMENT) else context
+
+    def _tail(self) -> str:
+        if not self._pending:
+            return ""
+        before = self._tokenizer.decode(self._context, skip_special_tokens=False)
+        after = self._tokenizer.decode(self._context + self._pending, skip_special_tokens=False)
+        return after[len(before) :]
+
+    def _restart(self) -> str:
+        text = self._tail()
+        self._settle()
+        self._stream = self._new_stream()
+        return text
+
+    def _settle(self) -> None:
+        if self._pending:
+            self._context = (self._context + self._pending)[-CONTEXT:] if len(self._pending) < CONTEXT else self._pending
+            self._pending = []
+
+    def _new_stream(self) -> DecodeStream:
+        return DecodeStream(ids=list(self._context), skip_special_tokens=False)

@@ -1,0 +1,68 @@
+"""One request from its first byte to its last: identity, outcome, span."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from aiohttp import web
+from opentelemetry import propagate, trace
+from opentelemetry.trace import SpanKind, Status, StatusCode
+
+from services.conductor.gateway import metrics
+from services.conductor.gateway.answer import Answer
+from services.conductor.gateway.errors import Fault
+from shared.telemetry import tracer
+
+
+@dataclass
+class Exchange:
+    """``id`` is the client's to read, and nothing else. ``arrived``: monotonic seconds. ``outcome`` becomes a label."""
+
+    id: str
+    route: str
+    arrived: float
+    outcome: str = "ok"
+    span: trace.Span = field(default=trace.INVALID_SPAN)
+
+    def failed(self, fault: Fault) -> None:
+        self.outcome = fault.code
+        self.span.set_attribute("error.type", fault.code)
+        self.span.set_attribute("http.response.status_code", fault.status)
+        if fault.status >= 500:
+            self.span.set_status(Status(StatusCode.ERROR, fault.code))
+
+    def cancelled(self) -> None:
+        self.outcome = "cancelled"
+        self.span.set_attribute("error.type", "cancelled")
+        self.span.set_status(Status(StatusCode.ERROR, "the client went away"))
+
+    def close(self, now: float) -> None:
+        metrics.REQUESTS.labels(self.route, self.outcome).inc()
+        metrics.DURATION.labels(self.route).observe(now - self.arrived)
+
+    @contextmanager
+    def traced(self, request: web.BaseRequest, operation: str) -> Iterator[None]:
+        """The request's root span, under the client's ``traceparent`` where it sent one."""
+        parent = propagate.extract(request.headers)
+        attributes = {"http.request.method": request.method, "url.path": request.path, "gen_ai.operation.name": operation}
+        with tracer().start_as_current_span(
+            f"{request.method} {request.path}", parent, SpanKind.SERVER, attributes, record_exception=False
+        ) as span:
+            self.span = span
+            yield
+
+    def describe(self, model: str, answer: Answer) -> None:
+        """What was answered, in the words of OpenTelemetry's conventions for generative AI."""
+        reasons = [transcript.finish for transcript in answer.transcripts if transcript.finish]
+        self.span.set_attributes(
+            {
+                "gen_ai.request.model": model,
+                "gen_ai.response.model": model,
+                "gen_ai.usage.input_tokens": answer.prompt_tokens,
+                "gen_ai.usage.output_tokens": answer.completion_tokens,
+                "gen_ai.response.finish_reasons": reasons,
+                "mooncake.cached_tokens": answer.cached_tokens,
+            }
+        )

@@ -1,0 +1,259 @@
+"""The gateway's routes, and the path of a request from its bytes to its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from services.conductor.gateway import metrics
+from services.conductor.gateway.answer import Answer
+from services.conductor.gateway.ask import Ask, ask_chat, ask_completion
+from services.conductor.gateway.body import ChatBody, CompletionBody, clip, decode_body
+from services.conductor.gateway.completions import Delivery
+from services.conductor.gateway.errors import Fault, HttpError, fault_of
+from services.conductor.gateway.exchange import Exchange
+from services.conductor.gateway.generations import Generations
+from services.conductor.gateway.http import JSON, error_response, json_response, read_body, request_id
+from services.conductor.gateway.offload import Offload
+from services.conductor.gateway.prompts import Limits, Prepared, prepare, salted
+from services.conductor.gateway.shapes import ChatShape, Head, TextShape, model_list, model_object
+from services.conductor.gateway.tenants import Tenant, Tenants
+from services.conductor.gateway.tokenizer import Tokenizer
+from services.conductor.generation import Dispatcher, Generation, Readiness
+from shared.errors import ModelNotFound, NamespaceMismatch, Unavailable
+from shared.metrics_server import render
+from shared.telemetry import held_gauge, log, tracer
+
+logger = log("gateway")
+
+MODELS = "/v1/models"
+TOKENIZER_MISMATCH = "tokenizer_mismatch"
+DRAINING = "draining"
+KEYS_INVALID = "api_keys_invalid"
+
+
+@dataclass(frozen=True)
+class GatewayOptions:
+    """``model``: the name that is served. ``tokenizer_print``: fingerprint to compare with the instances'. Seconds and
+    bytes; ``default_max_tokens`` caps an answer whose request names no limit."""
+
+    model: str
+    tokenizer_print: str = ""
+    default_max_tokens: int = 4096
+    max_body_bytes: int = 10 * 2**20
+    body_timeout: float = 60.0
+    request_timeout: float = 3600.0
+
+
+Handler = Callable[[web.BaseRequest, Exchange], Awaitable[web.StreamResponse]]
+
+
+class Gateway:
+    """Answers every request; :meth:`handle` never raises but for a client that went away."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, tokenizer: Tokenizer, tenants: Tenants, offload: Offload, options: GatewayOptions
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._tokenizer = tokenizer
+        self._tenants = tenants
+        self._offload = offload
+        self._options = options
+        self._created = int(time.time())
+        self._held = held_gauge("gateway_requests")
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.in_flight = 0
+        self.draining = False
+        self._routes: dict[str, tuple[str, str, Handler]] = {
+            "/v1/chat/completions": ("chat_completions", "POST", self._chat),
+            "/v1/completions": ("completions", "POST", self._complete),
+            MODELS: ("models", "GET", self._models),
+            "/cluster": ("cluster", "GET", self._cluster),
+            "/health": ("health", "GET", self._health),
+            "/ready": ("ready", "GET", self._ready),
+            "/metrics": ("metrics", "GET", self._metrics),
+        }
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        exchange = Exchange(request_id(request.headers.get("X-Request-Id")), "unknown", time.monotonic())
+        try:
+            return await self._route(request, exchange)
+        except ConnectionError:
+            exchange.cancelled()
+            raise
+        except asyncio.CancelledError:
+            exchange.cancelled()
+            raise
+        except Exception as error:
+            return self._refuse(error, exchange)
+        finally:
+            exchange.close(time.monotonic())
+
+    def readiness(self) -> Readiness:
+        """The dispatcher's, and what the gateway itself has against serving."""
+        state = self._dispatcher.readiness()
+        own = [DRAINING] if self.draining else []
+        if state.ready and self._tokenizer_differs():
+            own.append(TOKENIZER_MISMATCH)
+        degraded = [*state.degraded, *([KEYS_INVALID] if self._tenants.error else [])]
+        reasons = list(dict.fromkeys([*own, *state.reasons]))
+        return Readiness(state.ready and not own, reasons, degraded)
+
+    async def drained(self) -> None:
+        """Wait until no completion is in flight."""
+        await self._idle.wait()
+
+    # -- routes --------------------------------------------------------------------------------------------
+
+    async def _route(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        path = request.path
+        if path.startswith(MODELS + "/"):
+            exchange.route, method, handler = "model", "GET", self._model
+        elif path in self._routes:
+            exchange.route, method, handler = self._routes[path]
+        else:
+            raise HttpError(404, "unknown_url", f"Unknown request URL: {request.method} {clip(path)}")
+        allowed = ("GET", "HEAD") if method == "GET" else (method,)
+        if request.method not in allowed:
+            message = f"Not allowed to {clip(request.method, 16)} on {clip(path)}"
+            raise HttpError(405, "method_not_allowed", message, allow=", ".join(allowed))
+        return await handler(request, exchange)
+
+    def _refuse(self, error: Exception, exchange: Exchange) -> web.Response:
+        fault = fault_of(error)
+        exchange.failed(fault)
+        if fault.status >= 500:
+            logger.warning("request failed", id=exchange.id, code=fault.code, exc_info=fault.code == "internal")
+        return error_response(fault, exchange.id)
+
+    async def _health(self, _request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        return json_response(b'{"status":"ok"}', exchange.id)
+
+    async def _ready(self, _request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        state = self.readiness()
+        picture: dict[str, Any] = {"ready": state.ready, "reasons": state.reasons, "degraded": state.degraded}
+        if state.ready:
+            return json_response(msgspec.json.encode(picture), exchange.id)
+        fault = fault_of(Unavailable(f"not ready: {', '.join(state.reasons)}"))
+        exchange.failed(fault)
+        picture |= msgspec.json.decode(fault.envelope())
+        return json_response(msgspec.json.encode(picture), exchange.id, fault.status, fault.headers())
+
+    async def _metrics(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        body, content_type = render(request.headers.get("Accept", ""))
+        return json_response(body, exchange.id, headers={"Content-Type": content_type})
+
+    async def _cluster(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        self._tenants.identify(request.headers.get("Authorization", ""))
+        state = self.readiness()
+        own = {"model": self._options.model, "in_flight": self.in_flight, **msgspec.to_builtins(state)}
+        return json_response(msgspec.json.encode(self._dispatcher.cluster() | {"gateway": own}), exchange.id)
+
+    async def _models(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        self._tenants.identify(request.headers.get("Authorization", ""))
+        return json_response(msgspec.json.encode(model_list([self._model_object()])), exchange.id)
+
+    async def _model(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        self._tenants.identify(request.headers.get("Authorization", ""))
+        self._check_model(request.path.removeprefix(MODELS + "/"))
+        return json_response(msgspec.json.encode(self._model_object()), exchange.id)
+
+    def _model_object(self) -> dict[str, Any]:
+        try:
+            context: int | None = self._dispatcher.context_length
+        except Unavailable:
+            context = None
+        return model_object(self._options.model, self._created, context)
+
+    def _check_model(self, name: str) -> None:
+        if name != self._options.model:
+            raise ModelNotFound(f"The model `{clip(name)}` does not exist or is not served here.", field="model")
+
+    # -- completions ---------------------------------------------------------------------------------------
+
+    async def _chat(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        with exchange.traced(request, "chat"):
+            return await self._answer(request, exchange, lambda raw: ask_chat(decode_body(raw, ChatBody)))
+
+    async def _complete(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        with exchange.traced(request, "text_completion"):
+            return await self._answer(request, exchange, lambda raw: ask_completion(decode_body(raw, CompletionBody)))
+
+    async def _answer(
+        self, request: web.BaseRequest, exchange: Exchange, parse: Callable[[bytes], Ask]
+    ) -> web.StreamResponse:
+        tenant = self._tenants.identify(request.headers.get("Authorization", ""))
+        if self.draining:
+            raise Unavailable("this server is shutting down", retry_after_ms=1000)
+        self._begin(1)
+        try:
+            raw = await read_body(request, self._options.max_body_bytes, self._options.body_timeout)
+            ask = parse(raw)
+            self._check_model(ask.model)
+            prepared = await self._prepare(ask, tenant, len(raw))
+            return await self._generate(request, exchange, ask, prepared, tenant)
+        finally:
+            self._begin(-1)
+
+    def _begin(self, change: int) -> None:
+        self.in_flight += change
+        self._held.inc(change)
+        if self.in_flight:
+            self._idle.clear()
+        else:
+            self._idle.set()
+
+    async def _prepare(self, ask: Ask, tenant: Tenant, size: int) -> list[Prepared]:
+        """Stage 0 of admission, then token ids and keys. Raises Contended, Unavailable, InvalidInput."""
+        self._dispatcher.consider(size)
+        if self._tokenizer_differs():
+            raise Unavailable("this server's tokenizer is not that of the instances")
+        namespace = salted(self._dispatcher.namespace, tenant.salt)
+        limits = Limits(self._dispatcher.context_length, self._options.default_max_tokens)
+        with tracer().start_as_current_span("tokenize") as span, metrics.TOKENIZE.time():
+            prepared = await self._offload.run(size, partial(prepare, ask, self._tokenizer, namespace, limits))
+            span.set_attribute("mooncake.prompt_tokens", sum(len(one.tokens) for one in prepared))
+        return prepared
+
+    async def _generate(
+        self, request: web.BaseRequest, exchange: Exchange, ask: Ask, prepared: list[Prepared], tenant: Tenant
+    ) -> web.StreamResponse:
+        answer = Answer(ask, prepared, self._tokenizer, exchange.arrived)
+        generations = [
+            Generation(uuid.uuid4().hex, p.tokens, p.root, p.keys, p.sampling, exchange.arrived, tenant.name)
+            for p in prepared
+        ]
+        try:
+            async with Generations(self._dispatcher, generations) as running:
+                delivery = Delivery(running, answer, self._shape(ask), exchange.id, self._options.request_timeout)
+                if not ask.stream:
+                    return await delivery.whole()
+                response = await delivery.stream(request, ask.include_usage)
+                if delivery.fault is not None:
+                    exchange.failed(delivery.fault)
+                return response
+        finally:
+            metrics.observe(answer)
+            exchange.describe(self._options.model, answer)
+
+    def _shape(self, ask: Ask) -> ChatShape | TextShape:
+        id = ("chatcmpl-" if ask.chat else "cmpl-") + uuid.uuid4().hex
+        fingerprint = "fp_" + self._dispatcher.namespace.root().hex()[:12]
+        head = Head(id, int(time.time()), self._options.model, fingerprint)
+        return (ChatShape if ask.chat else TextShape)(head, ask.include_usage)
+
+    def _tokenizer_differs(self) -> bool:
+        try:
+            theirs = self._dispatcher.namespace.tokenizer
+        except (Unavailable, NamespaceMismatch):
+            return False
+        return bool(self._options.tokenizer_print) and theirs != self._options.tokenizer_print

@@ -1,0 +1,182 @@
+"""HTTP below the routes: deadlines on a client's bytes, and our envelope even for what is no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
+from aiohttp.web_protocol import RequestHandler
+
+from services.conductor.gateway import metrics
+from services.conductor.gateway.errors import Fault, HttpError, fault_of
+from shared.telemetry import log
+
+REQUEST_ID = "X-Request-Id"
+JSON = "application/json"
+SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+logger = log("gateway")
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds: for a request's head, for its body, for a client to read on, and idle between requests."""
+
+    head: float
+    body: float
+    stall: float
+    idle: float
+
+
+def request_id(claimed: str | None) -> str:
+    """The client's own id where it is harmless, else a fresh one. Only ever echoed: inside it names nothing."""
+    return claimed if claimed is not None and SANE_ID.fullmatch(claimed) else uuid.uuid4().hex
+
+
+def json_response(body: bytes, id: str, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=body, status=status, headers={"Content-Type": JSON, REQUEST_ID: id} | (headers or {})
+    )
+
+
+def error_response(fault: Fault, id: str) -> web.Response:
+    return json_response(fault.envelope(), id, fault.status, fault.headers())
+
+
+class Connection(RequestHandler):
+    """A client's connection. It is cut when a head does not get complete, or what was written is not read."""
+
+    __slots__ = ("_deadlines", "_head_timer", "_stall_timer")
+
+    def __init__(self, server: Server, deadlines: Deadlines, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._deadlines = deadlines
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._head_timer = _cancelled(self._head_timer)
+        self._stall_timer = _cancelled(self._stall_timer)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        before = self._request_count
+        super().data_received(data)
+        if self._request_count != before:
+            self._head_timer = _cancelled(self._head_timer)
+        elif self._head_timer is None and self._idle():
+            self._head_timer = self._loop.call_later(self._deadlines.head, self._head_late)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall_timer = self._loop.call_later(self._deadlines.stall, self._stalled)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stall_timer = _cancelled(self._stall_timer)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """For what never reached a route: bytes that are no HTTP, a head that is too long, a bug below us."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer was begun; its connection can only be closed")
+        id = uuid.uuid4().hex
+        if status >= 500:
+            logger.error("request failed below the routes", id=id, exc_info=exc)
+            response = error_response(fault_of(exc or RuntimeError()), id)
+        else:
+            what = "a line or header is too long" if isinstance(exc, LineTooLong) else "this is no HTTP request"
+            response = error_response(fault_of(HttpError(400, "bad_request", what)), id)
+        response.force_close()
+        return response
+
+    def _idle(self) -> bool:
+        """No request is being answered or waits to be."""
+        return self._current_request is None and not self._messages
+
+    def _head_late(self) -> None:
+        self._head_timer = None
+        if not self._idle() or self.transport is None:
+            return
+        fault = fault_of(HttpError(408, "request_timeout", "the head of the request did not arrive in time"))
+        body = fault.envelope()
+        head = (
+            f"HTTP/1.1 408 Request Timeout\r\nContent-Type: {JSON}\r\nContent-Length: {len(body)}\r\n"
+            f"{REQUEST_ID}: {uuid.uuid4().hex}\r\nConnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.force_close()
+
+    def _stalled(self) -> None:
+        self._stall_timer = None
+        metrics.STALLED.inc()
+        if self.transport is not None:
+            self.transport.abort()
+
+
+def _cancelled(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
+
+
+class Server(web.Server):
+    """Makes :class:`Connection` objects; a handler is cancelled when its client goes away."""
+
+    def __init__(self, handler: Any, deadlines: Deadlines) -> None:
+        super().__init__(handler, handler_cancellation=True)
+        self._deadlines = deadlines
+
+    def __call__(self) -> RequestHandler:
+        return Connection(
+            self,
+            self._deadlines,
+            loop=self._loop,
+            keepalive_timeout=self._deadlines.idle,
+            access_log=None,
+            lingering_time=5.0,
+        )
+
+
+async def read_body(request: web.BaseRequest, limit: int, deadline: float) -> bytes:
+    """The body of a JSON request. Raises HttpError 415, 417, 413 (without reading it, where its length is told), 408,
+    400."""
+    if request.content_type != JSON:
+        raise HttpError(415, "unsupported_media_type", f"Content-Type must be {JSON}")
+    if (request.content_length or 0) > limit:
+        raise too_large(limit)
+    expected = request.headers.get("Expect", "").lower()
+    if expected == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the answer has not begun by that
+    elif expected:
+        raise HttpError(417, "expectation_failed", "only 'Expect: 100-continue' is understood")
+    try:
+        async with asyncio.timeout(deadline):
+            return await _read(request, limit)
+    except TimeoutError:
+        raise HttpError(408, "request_timeout", f"the body did not arrive within {deadline:g} s") from None
+    except (web.RequestPayloadError, ValueError) as e:
+        raise HttpError(400, "bad_request", f"the body cannot be read: {type(e).__name__}") from None
+
+
+async def _read(request: web.BaseRequest, limit: int) -> bytes:
+    body = bytearray()
+    while chunk := await request.content.readany():
+        body += chunk
+        if len(body) > limit:
+            raise too_large(limit)
+    return bytes(body)
+
+
+def too_large(limit: int) -> HttpError:
+    return HttpError(413, "request_too_large", f"the body is larger than {limit} bytes")

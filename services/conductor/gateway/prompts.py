@@ -1,0 +1,63 @@
+"""From what was asked to what is dispatched: token ids, context check, block keys. Pure, and made for a thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from services.conductor.gateway.ask import Ask, Prompt
+from services.conductor.gateway.tokenizer import Tokenizer
+from shared.blocks import Namespace, Tokens, chain_keys
+from shared.errors import InvalidInput
+from shared.messages import Sampling
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``context``: tokens that prompt and answer may have together. ``default_max``: ``max_tokens`` when not given."""
+
+    context: int
+    default_max: int
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One prompt, ready to be scheduled. ``keys``: chain of its full blocks under ``root``."""
+
+    tokens: Tokens
+    root: bytes
+    keys: bytes
+    sampling: Sampling
+
+
+def prepare(ask: Ask, tokenizer: Tokenizer, namespace: Namespace, limits: Limits) -> list[Prepared]:
+    """``namespace``: with the tenant's salt. All prompts are checked before any is hashed.
+
+    Raises InvalidInput (a template that refuses, a token id that the model does not have), ContextLengthExceeded.
+    """
+    prompts = [_tokens(prompt, tokenizer, ask) for prompt in ask.prompts]
+    samplings = [ask.sampling(len(t), limits.context, limits.default_max, tokenizer.eos) for t in prompts]
+    root = namespace.root()
+    return [
+        Prepared(tokens, root, chain_keys(root, tokens, namespace.block_size), sampling)
+        for tokens, sampling in zip(prompts, samplings, strict=True)
+    ]
+
+
+def salted(namespace: Namespace, salt: str) -> Namespace:
+    return msgspec.structs.replace(namespace, salt=salt)
+
+
+def _tokens(prompt: Prompt, tokenizer: Tokenizer, ask: Ask) -> Tokens:
+    if isinstance(prompt, np.ndarray):
+        highest = int(prompt.max())
+        if highest >= tokenizer.vocabulary:
+            message = f"token id {highest} is out of range; the model has {tokenizer.vocabulary} tokens"
+            raise InvalidInput(message, field=ask.field)
+        return prompt
+    tokens = tokenizer.text(prompt) if isinstance(prompt, str) else tokenizer.chat(prompt)
+    if not len(tokens):
+        raise InvalidInput(f"'{ask.field}' has no tokens", field=ask.field)
+    return tokens

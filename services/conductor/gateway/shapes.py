@@ -1,0 +1,144 @@
+"""OpenAI's response objects, as bytes. Pure. A chunk is mostly a prefix that is made once per request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from services.conductor.gateway.answer import Answer
+from services.conductor.gateway.errors import Fault
+
+DONE = b"data: [DONE]\n\n"
+_json = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True)
+class Head:
+    """What all objects of one answer have in common. ``created``: Unix seconds."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+    def fields(self, kind: str) -> dict[str, Any]:
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return head | {"system_fingerprint": self.fingerprint}
+
+
+class Shape(Protocol):
+    """One endpoint's objects; the chunks come as whole SSE events."""
+
+    def start(self, choice: int) -> bytes:
+        """Before a choice's first text."""
+
+    def text(self, choice: int, text: str) -> bytes: ...
+
+    def finish(self, choice: int, reason: str) -> bytes: ...
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        """After all choices."""
+
+    def whole(self, answer: Answer) -> bytes:
+        """The object of an answer that is not streamed."""
+
+
+class Chunks:
+    """Streamed events around ``choices``. With ``include_usage`` every chunk has a ``usage``, null but in the last."""
+
+    def __init__(self, head: Head, kind: str, include_usage: bool) -> None:
+        self._open = b"data: " + _json(head.fields(kind))[:-1] + b',"choices":['
+        self._close = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+
+    def event(self, choice: bytes) -> bytes:
+        return self._open + choice + self._close
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        return self._open + b'],"usage":' + _json(usage) + b"}\n\n"
+
+
+class ChatShape:
+    """``chat.completion`` and its chunks: the role comes first, alone."""
+
+    def __init__(self, head: Head, include_usage: bool) -> None:
+        self._head = head
+        self._chunks = Chunks(head, "chat.completion.chunk", include_usage)
+
+    def start(self, choice: int) -> bytes:
+        return self._event(choice, b'{"role":"assistant","content":""}', b"null")
+
+    def text(self, choice: int, text: str) -> bytes:
+        return self._event(choice, b'{"content":' + _json(text) + b"}", b"null")
+
+    def finish(self, choice: int, reason: str) -> bytes:
+        return self._event(choice, b"{}", _json(reason))
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        return self._chunks.usage(usage)
+
+    def whole(self, answer: Answer) -> bytes:
+        choices = [
+            {
+                "index": i,
+                "message": {"role": "assistant", "content": "".join(answer.texts[i]), "refusal": None},
+                "logprobs": None,
+                "finish_reason": transcript.finish,
+            }
+            for i, transcript in enumerate(answer.transcripts)
+        ]
+        return _json(self._head.fields("chat.completion") | {"choices": choices, "usage": answer.usage()})
+
+    def _event(self, choice: int, delta: bytes, reason: bytes) -> bytes:
+        return self._chunks.event(
+            b'{"index":%d,"delta":%b,"logprobs":null,"finish_reason":%b}' % (choice, delta, reason)
+        )
+
+
+class TextShape:
+    """``text_completion``, streamed or not."""
+
+    def __init__(self, head: Head, include_usage: bool) -> None:
+        self._head = head
+        self._chunks = Chunks(head, "text_completion", include_usage)
+
+    def start(self, choice: int) -> bytes:
+        return b""
+
+    def text(self, choice: int, text: str) -> bytes:
+        return self._event(choice, text, b"null")
+
+    def finish(self, choice: int, reason: str) -> bytes:
+        return self._event(choice, "", _json(reason))
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        return self._chunks.usage(usage)
+
+    def whole(self, answer: Answer) -> bytes:
+        choices = [
+            {"index": i, "text": "".join(answer.texts[i]), "logprobs": None, "finish_reason": transcript.finish}
+            for i, transcript in enumerate(answer.transcripts)
+        ]
+        return _json(self._head.fields("text_completion") | {"choices": choices, "usage": answer.usage()})
+
+    def _event(self, choice: int, text: str, reason: bytes) -> bytes:
+        return self._chunks.event(
+            b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":%b}' % (choice, _json(text), reason)
+        )
+
+
+def error_event(fault: Fault) -> bytes:
+    """What a stream ends with instead of ``[DONE]``."""
+    return b"data: " + fault.envelope() + b"\n\n"
+
+
+def model_object(model: str, created: int, context: int | None) -> dict[str, Any]:
+    """Entry of ``/v1/models``; ``max_model_len`` as far as it is known."""
+    fields = {"id": model, "object": "model", "created": created, "owned_by": "mooncake"}
+    return fields if context is None else fields | {"max_model_len": context}
+
+
+def model_list(models: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"object": "list", "data": list(models)}
