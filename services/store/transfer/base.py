@@ -11,12 +11,12 @@ reports, fences), so that negotiation and data share authentication and failure.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Protocol
 
-from shared.errors import MooncakeError
+from shared.errors import MooncakeError, NotPermitted
 from shared.messages import Ref
 
 
@@ -88,8 +88,9 @@ class Guard(Protocol):
     def generation(self, segment: str, offset: int) -> int:
         """The generation of the slot at ``offset`` now, for a one-sided reader that re-reads it (``gen_last``)."""
 
-    def live_grants(self, peer: Ref) -> Sequence[int]:
-        """WRITE grants that ``peer`` may use now: named in every handshake (``handshake``)."""
+    def live_grants(self, peer: Ref) -> Sequence[int] | None:
+        """WRITE grants that ``peer`` may use now: named in every handshake (``handshake``). None: grants mean nothing
+        here. A grant must be live before its writer can learn of it. Grant 0 is never judged."""
 
 
 class OpenGuard:
@@ -97,6 +98,23 @@ class OpenGuard:
 
     def __init__(self, remote_write: bool = True) -> None:
         self.remote_write = remote_write
+
+    def reading(self, peer: Ref, segment: str, offset: int, length: int, grant: int) -> AbstractContextManager[None]:
+        return _ALLOWED
+
+    def writing(self, peer: Ref, segment: str, offset: int, length: int, grant: int) -> AbstractContextManager[None]:
+        if not self.remote_write:
+            raise NotPermitted(f"segment {segment} is read-only for peers")
+        return _ALLOWED
+
+    def generation(self, segment: str, offset: int) -> int:
+        return 0
+
+    def live_grants(self, peer: Ref) -> Sequence[int] | None:
+        return None
+
+
+_ALLOWED = nullcontext()
 
 
 CallHandler = Callable[[Ref, bytes], Awaitable[bytes]]

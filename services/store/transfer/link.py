@@ -1,0 +1,233 @@
+"""All that is under way from this agent to one peer: queued slices, the streams that carry them, the grants' account.
+
+The engine's lock guards it; streams wait on ``work``. A slice is in exactly one place: parked with its job (not yet
+assigned to a transport), queued, carried by a stream, or lost with one (waiting until the target has said that
+nothing of that stream can land any more, ``all_completions``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from shared.errors import Fenced, MooncakeError, PeerGone
+from shared.messages import Ref
+from services.store.transfer.base import Op, Peer, Status
+from services.store.transfer.batches import Job, Slice
+from services.store.transfer.ledger import Ledger
+from services.store.transfer.wire import MIB, Kind
+
+FRAME_BYTES = 4 * MIB
+FRAME_SLICES = 512
+ATTEMPTS = 4
+
+
+class Carrier(Protocol):
+    """What a link knows of a stream."""
+
+    id: int
+    ending: bool
+
+    def destroy(self) -> None:
+        """End it soon, from any thread; it reports by ``Link.lost`` when it has let go of all memory."""
+
+
+WRITES = (Kind.WRITE, Kind.PULL)
+
+
+@dataclass
+class Lost:
+    """What a stream that ended had sent without an answer: ``grants`` count as in flight until it is reaped, ``pieces``
+    may go again then."""
+
+    grants: list[int]
+    pieces: list[Slice]
+
+    def settle(self, which: Callable[[Slice], bool], error: MooncakeError) -> None:
+        over = [piece for piece in self.pieces if which(piece)]
+        self.pieces = [piece for piece in self.pieces if piece not in over]
+        for piece in over:
+            piece.settle(error)
+
+
+class Link:
+    """Towards one incarnation of one peer."""
+
+    def __init__(self, ref: Ref, lock: threading.Lock) -> None:
+        self.ref = ref
+        self.work = threading.Condition(lock)
+        self.peer: Peer | None = None
+        self.ledger = Ledger()
+        self.parked: list[Job] = []
+        self.queue: deque[Slice] = deque()
+        self.queued_bytes = 0
+        self.carried: dict[Carrier, dict[Slice, None]] = {}
+        self.unreaped: dict[int, Lost] = {}
+
+    # -- the submitter ------------------------------------------------------------------------------------
+
+    def park(self, job: Job) -> None:
+        self.parked.append(job)
+
+    def submit(self, slices: Sequence[Slice]) -> None:
+        """Queue slices of jobs that have a transport now."""
+        for piece in slices:
+            self.queue.append(piece)
+            self.queued_bytes += piece.length
+        if slices:
+            self.work.notify_all() if len(slices) > 1 else self.work.notify()
+
+    def refuse(self, grants: Iterable[int]) -> None:
+        """Rule: writer_refuses. Drops what is not in flight; what is may not be sent again."""
+        self.ledger.refuse(grants)
+        for job in [job for job in self.parked if self.refuses(job)]:
+            self.parked.remove(job)
+            job.finish(_fenced())
+        self._drop(lambda piece: self.refuses(piece.job), _fenced())
+        for lost in self.unreaped.values():
+            lost.settle(lambda piece: self.refuses(piece.job), _fenced())
+
+    def refuses(self, job: Job) -> bool:
+        return job.request.op is Op.WRITE and self.ledger.refuses(job.request.grant)
+
+    def grants(self) -> set[int]:
+        """WRITE grants of all that is under way or awaits its outcome."""
+        jobs = [*self.parked, *(piece.job for piece in self.queue)]
+        return {job.request.grant for job in jobs if job.request.op is Op.WRITE} | self.ledger.outstanding()
+
+    def expire(self, jobs: Iterable[Job], error: MooncakeError) -> None:
+        """Give jobs up: what is queued goes now, what is in flight as soon as its stream is destroyed."""
+        gone = {job for job in jobs if job.status in (Status.WAITING, Status.PENDING)}
+        for job in gone:
+            job.error = job.error or error
+        for job in [job for job in self.parked if job in gone]:
+            self.parked.remove(job)
+            job.finish()
+        self._drop(lambda piece: piece.job in gone, error)
+        for lost in self.unreaped.values():  # their memory was let go of when the stream ended
+            lost.settle(lambda piece: piece.job in gone, error)
+        for carrier, carried in self.carried.items():
+            if any(piece.job in gone for piece in carried):
+                carrier.destroy()
+
+    def fail(self, error: MooncakeError) -> None:
+        """Nothing can be carried: fail all that waits."""
+        parked, self.parked = self.parked, []
+        for job in parked:
+            job.finish(error)
+        self._drop(lambda piece: True, error)
+        for lost in self.unreaped.values():
+            lost.settle(lambda piece: True, error)
+
+    def judge(self, known: Iterable[int], live: Sequence[int] | None) -> None:
+        """Rule: handshake. A new stream learnt the ``live`` grants; ``known`` were ours before it asked."""
+        if live is not None:
+            self.refuse(set(known) - set(live))
+
+    def bury(self) -> None:
+        """The peer's incarnation is over, and its memory with it: nothing can land there any more."""
+        for stream in list(self.unreaped):
+            self.reaped(stream)
+
+    def under_way(self) -> bool:
+        return bool(self.parked or self.queue or self.unreaped or any(self.carried.values()))
+
+    # -- streams --------------------------------------------------------------------------------------------
+
+    def take(self, carrier: Carrier, wait: bool, writes: bool) -> list[Slice] | None:
+        """Slices for one frame: all WRITE, or all of one other kind. Empty: nothing now; None: the stream shall end.
+
+        ``wait``: nothing is in flight on the stream, sleep until there is work. ``writes`` False: answers with payload
+        are on their way to us, so a payload from us could block both sides for ever.
+        """
+        while wait and not self.queue and not carrier.ending:
+            self.work.wait()
+        if carrier.ending:
+            return None
+        if not self.queue or (self.queue[0].kind is Kind.WRITE and not writes):
+            return []
+        return self._frame(self.carried[carrier])
+
+    def _frame(self, carried: dict[Slice, None]) -> list[Slice]:
+        kind, taken, size = self.queue[0].kind, [], 0
+        while self.queue and self.queue[0].kind is kind and len(taken) < FRAME_SLICES:
+            piece = self.queue[0]
+            if taken and size + piece.length > FRAME_BYTES:
+                break
+            self.queue.popleft()
+            self.queued_bytes -= piece.length
+            size += piece.length
+            piece.job.status = Status.PENDING
+            if kind in WRITES:
+                self.ledger.post(piece.job.request.grant)
+            carried[piece] = None
+            taken.append(piece)
+        return taken
+
+    def give_back(self, carrier: Carrier, pieces: Sequence[Slice]) -> None:
+        """Taken, but not one byte of them was sent."""
+        for piece in reversed(pieces):
+            del self.carried[carrier][piece]
+            if piece.kind in WRITES:
+                self.ledger.land(piece.job.request.grant)
+            self.queue.appendleft(piece)
+            self.queued_bytes += piece.length
+
+    def landed(self, carrier: Carrier, pieces: Sequence[Slice], errors: dict[int, MooncakeError]) -> None:
+        """The target answered for ``pieces``; ``errors`` by index."""
+        carried = self.carried[carrier]
+        for index, piece in enumerate(pieces):
+            del carried[piece]
+            if piece.kind in WRITES:
+                self.ledger.land(piece.job.request.grant)
+            piece.settle(errors.get(index))
+
+    def join(self, carrier: Carrier) -> None:
+        self.carried[carrier] = {}
+
+    def lost(self, carrier: Carrier, error: MooncakeError) -> None:
+        """The stream ended and its thread has let go of all memory."""
+        pieces = self.carried.pop(carrier, {})
+        writes = [piece for piece in pieces if piece.kind in WRITES]
+        if writes:
+            lost = self.unreaped[carrier.id] = Lost([piece.job.request.grant for piece in writes], writes)
+            lost.settle(lambda piece: piece.job.error is not None or self.refuses(piece.job), _fenced())
+        self._again([piece for piece in pieces if piece.kind not in WRITES], error)
+
+    def reaped(self, stream: int) -> None:
+        """The target says that nothing of that stream can land any more: its slices may go again."""
+        lost = self.unreaped.pop(stream, None)
+        if lost is not None:
+            for grant in lost.grants:
+                self.ledger.land(grant)
+            self._again(lost.pieces, PeerGone("the connection was lost"))
+
+    # -- inside ---------------------------------------------------------------------------------------------
+
+    def _drop(self, which: Callable[[Slice], bool], error: MooncakeError) -> None:
+        over = [piece for piece in self.queue if which(piece)]
+        if over:
+            gone = set(over)
+            self.queue = deque(piece for piece in self.queue if piece not in gone)
+            self.queued_bytes = sum(piece.length for piece in self.queue)
+        for piece in over:
+            piece.settle(error)
+
+    def _again(self, pieces: Sequence[Slice], error: MooncakeError) -> None:
+        for piece in pieces:
+            piece.attempts += 1
+            if piece.job.error:
+                piece.settle(piece.job.error)
+            elif self.refuses(piece.job):
+                piece.settle(_fenced())
+            elif piece.attempts >= ATTEMPTS:
+                piece.settle(PeerGone(f"failed on {ATTEMPTS} paths, at last: {error.message}"))
+            else:
+                self.submit([piece])
+
+
+def _fenced() -> Fenced:
+    return Fenced("the landing was fenced")

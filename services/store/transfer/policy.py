@@ -1,0 +1,34 @@
+"""Which transports may carry a request, in which order: ``prefer:shm,tcp`` or ``require:tcp``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.errors import ConfigError
+
+KNOWN = ("shm", "tcp")
+
+
+@dataclass(frozen=True)
+class TransportPolicy:
+    """``order``: transports to try, best first. ``require``: only the first one will do, else NoTransport.
+
+    With ``prefer`` the next one is taken where the first cannot reach a peer; which one carried a request is in
+    its Result and in the metrics, so a second choice is never silent.
+    """
+
+    order: tuple[str, ...] = KNOWN
+    require: bool = False
+
+    @staticmethod
+    def parse(text: str) -> TransportPolicy:
+        """Raises ConfigError naming what is allowed."""
+        mode, _, names = text.partition(":")
+        order = tuple(name.strip() for name in names.split(",") if name.strip())
+        if mode not in ("prefer", "require") or not order or len(set(order)) != len(order):
+            raise ConfigError(f"transport policy {text!r} is not prefer:A,B or require:A", field="transports")
+        if unknown := [name for name in order if name not in KNOWN]:
+            raise ConfigError(f"unknown transport {unknown[0]!r}; known are {', '.join(KNOWN)}", field="transports")
+        if mode == "require" and len(order) != 1:
+            raise ConfigError(f"transport policy {text!r}: require takes exactly one transport", field="transports")
+        return TransportPolicy(order, mode == "require")

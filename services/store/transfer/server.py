@@ -1,0 +1,177 @@
+"""The target's side of the data port: accepts connections, shakes hands on a thread each, keeps what was admitted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from shared.errors import ConfigError, MooncakeError, NotPermitted
+from shared.messages import Ref
+from services.store.transfer.base import CallHandler, Guard
+from services.store.transfer.control import Callee, attach
+from services.store.transfer.handshake import Hello, Role, respond
+from services.store.transfer.responder import Mapper, Responder
+from services.store.transfer.segments import Segments
+from services.store.transfer.sockets import sever, tune
+
+HANDSHAKES = 128
+
+
+class Server:
+    """Listens from ``start`` to ``close``. Connections that do not finish their handshake within ``timeout`` are closed;
+    at most ``HANDSHAKES`` are shaking hands at once, further ones are closed at once."""
+
+    def __init__(
+        self,
+        ref: Ref,
+        secret: bytes,
+        segments: Segments,
+        guard: Guard,
+        mapper: Mapper,
+        on_call: CallHandler | None,
+        timeout: float,
+    ) -> None:
+        self._ref = ref
+        self._secret = secret
+        self._segments = segments
+        self._guard = guard
+        self._mapper = mapper
+        self._on_call = on_call
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._shaking: set[socket.socket] = set()
+        self._responders: dict[Responder, list[Callable[[], None]]] = {}
+        self._callees: set[Callee] = set()
+        self._closed = False
+        self._listener: socket.socket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self, host: str, port: int) -> int:
+        """Listen; the port. Raises ConfigError."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            family, _, _, _, address = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            self._listener = socket.create_server(address[:2], family=family, backlog=256)
+        except OSError as e:
+            raise ConfigError(f"cannot listen on {host} port {port}: {e}", field="host") from e
+        threading.Thread(target=self._accept, args=(self._listener,), name="transfer-accept", daemon=True).start()
+        return int(self._listener.getsockname()[1])
+
+    def connections(self) -> int:
+        with self._lock:
+            return len(self._responders) + len(self._callees)
+
+    # -- accepting -----------------------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                if self._closed:
+                    return
+                continue
+            with self._lock:
+                room = len(self._shaking) < HANDSHAKES and not self._closed
+                if room:
+                    self._shaking.add(sock)
+            if not room:
+                sock.close()
+                continue
+            threading.Thread(target=self._shake, args=(sock,), name="transfer-shake", daemon=True).start()
+
+    def _shake(self, sock: socket.socket) -> None:
+        admitted: list[Responder] = []
+        try:
+            tune(sock)
+            greeting = respond(sock, self._secret, self._ref, self._timeout, lambda g: self._admit(sock, g, admitted))
+        except (OSError, MooncakeError):
+            for responder in admitted:
+                self._ended(responder)
+            sock.close()
+        else:
+            self._begin(sock, greeting, admitted)
+        finally:
+            with self._lock:
+                self._shaking.discard(sock)
+
+    def _admit(self, sock: socket.socket, greeting: Hello, admitted: list[Responder]) -> Sequence[int] | None:
+        """The stream is known before the grants are read, so that a fence that is not in this list destroys it."""
+        if greeting.role is Role.SHARE:
+            raise NotPermitted("memory is shared on the Unix socket")
+        if greeting.role is Role.DATA:
+            responder = Responder(sock, greeting, self._segments, self._guard, self._mapper, self._ended)
+            with self._lock:
+                if self._closed:
+                    raise NotPermitted("this agent is closing")
+                self._responders[responder] = []
+            admitted.append(responder)
+        return self._guard.live_grants(greeting.me)
+
+    def _begin(self, sock: socket.socket, greeting: Hello, admitted: list[Responder]) -> None:
+        if admitted:
+            admitted[0].thread.start()
+            return
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: so is the agent
+            asyncio.run_coroutine_threadsafe(self._attach(sock, greeting), self._loop)
+
+    async def _attach(self, sock: socket.socket, greeting: Hello) -> None:
+        callee = Callee(greeting.me, self._on_call, self._reap, self._callee_ended)
+        with self._lock:
+            self._callees.add(callee)
+        await attach(sock, callee)
+        if self._closed:
+            callee.abort()
+
+    def _callee_ended(self, callee: Callee) -> None:
+        with self._lock:
+            self._callees.discard(callee)
+
+    # -- ending ----------------------------------------------------------------------------------------------
+
+    def _ended(self, responder: Responder) -> None:
+        with self._lock:
+            waiting = self._responders.pop(responder, [])
+        for tell in waiting:
+            tell()
+
+    async def destroy(self, which: Callable[[Hello], bool]) -> None:
+        """End data streams and wait until their threads touch no memory any more (``join_receivers``)."""
+        loop = asyncio.get_running_loop()
+        ends: list[asyncio.Future[None]] = []
+        with self._lock:
+            for responder, waiting in self._responders.items():
+                if which(responder.greeting):
+                    ends.append(end := loop.create_future())
+                    waiting.append(lambda end=end: loop.call_soon_threadsafe(_set, end))
+                    responder.destroy()
+        for end in ends:
+            await end
+
+    async def _reap(self, peer: Ref, streams: Iterable[int]) -> None:
+        wanted = set(streams)
+        await self.destroy(lambda greeting: greeting.me == peer and greeting.stream in wanted)
+
+    async def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            shaking, callees = list(self._shaking), list(self._callees)
+        if self._listener is not None:
+            sever(self._listener)
+            self._listener.close()
+        for sock in shaking:
+            sever(sock)
+        for callee in callees:
+            callee.abort()
+        await self.destroy(lambda greeting: True)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

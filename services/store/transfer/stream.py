@@ -1,0 +1,126 @@
+"""One data stream of an initiator: a thread that takes slices from its link, sends frames and receives the answers.
+
+Up to ``WINDOW`` frames are in flight, so that the target never waits for us between two. A payload of ours is never
+sent while answers with payload are on their way: each side would wait for the other to read.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shared.errors import MooncakeError, PeerGone, ProtocolError
+from services.store.transfer.batches import Slice
+from services.store.transfer.link import Link
+from services.store.transfer.sockets import is_over, receive_all, receive_body, receive_header, send_all, sever
+from services.store.transfer.spans import Span, views
+from services.store.transfer.wire import Kind, Range, SegmentRef, pack, pack_ranges, parse_errors
+
+WINDOW = 2
+
+
+@dataclass
+class Frame:
+    tag: int
+    kind: Kind
+    slices: list[Slice]
+
+
+OnEnd = Callable[["Stream", MooncakeError], None]
+
+
+class Stream:
+    """Owns its socket. ``on_end`` is called on the thread, last of all, with what ended it."""
+
+    def __init__(self, link: Link, sock: socket.socket, number: int, on_end: OnEnd) -> None:
+        self.id = number
+        self._link = link
+        self._sock = sock
+        self._on_end = on_end
+        self.ending = False
+        self._tag = 0
+        self._flying: deque[Frame] = deque()
+        self.thread = threading.Thread(target=self._run, name=f"transfer-{number & 0xFFFF:x}", daemon=True)
+
+    def destroy(self) -> None:
+        self.ending = True
+        sever(self._sock)
+
+    def _run(self) -> None:
+        error: MooncakeError = PeerGone("the stream was closed")
+        try:
+            while self._step():
+                pass
+        except MooncakeError as e:
+            error = e
+        except OSError as e:
+            error = PeerGone(f"connection lost: {e}")
+        finally:
+            self._sock.close()
+            self._flying.clear()
+            self._on_end(self, error)
+
+    def _step(self) -> bool:
+        if len(self._flying) < WINDOW:
+            slices = self._take()
+            if slices is None:
+                return bool(self._flying) and self._receive()
+            if slices:
+                return self._send(slices)
+        return self._receive()
+
+    def _take(self) -> list[Slice] | None:
+        writes = all(frame.kind is not Kind.READ for frame in self._flying)
+        with self._link.work:
+            return self._link.take(self, not self._flying, writes)
+
+    def _send(self, slices: list[Slice]) -> bool:
+        if not self._flying and is_over(self._sock):  # it ended while we slept: nothing of these was sent
+            with self._link.work:
+                self._link.give_back(self, slices)
+            return False
+        self._tag = (self._tag + 1) & 0xFFFFFFFF
+        frame = Frame(self._tag, slices[0].kind, slices)
+        self._flying.append(frame)
+        head = pack(frame.kind, frame.tag, _ranges(slices))
+        send_all(self._sock, [head, *views(_local(slices))] if frame.kind is Kind.WRITE else [head])
+        return True
+
+    def _receive(self) -> bool:
+        header = receive_header(self._sock)
+        frame = self._flying[0]
+        if header.kind is not Kind.DONE or header.tag != frame.tag:
+            raise ProtocolError(f"{header.kind.name} {header.tag} where the answer to {frame.tag} belongs")
+        errors = parse_errors(receive_body(self._sock, header))
+        if frame.kind is Kind.READ:
+            allowed = [piece for index, piece in enumerate(frame.slices) if index not in errors]
+            receive_all(self._sock, views(_local(allowed)))
+        self._flying.popleft()
+        with self._link.work:
+            self._link.landed(self, frame.slices, errors)
+        return True
+
+
+def _ranges(slices: list[Slice]) -> bytes:
+    """The body that describes slices to the target."""
+    table: dict[SegmentRef, int] = {}
+    ranges = []
+    for piece in slices:
+        request = piece.job.request
+        segment = table.setdefault(piece.target, len(table))
+        source, at = 0, 0
+        if piece.source is not None:
+            source, at = table.setdefault(piece.source, len(table)), request.local_offset + piece.offset
+        ranges.append(Range(segment, request.offset + piece.offset, piece.length, request.grant, source, at))
+    return pack_ranges(list(table), ranges)
+
+
+def _local(slices: list[Slice]) -> list[Span]:
+    return [
+        (piece.job.local, piece.job.request.local_offset + piece.offset, piece.length)
+        for piece in slices
+        if piece.job.local is not None
+    ]
