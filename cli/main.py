@@ -1,15 +1,53 @@
-"""The ``mooncake`` command."""
+"""The ``mooncake`` command. Subcommands are imported when they are asked for: ``--help`` stays quick."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
+import platform
 
 import click
 
+from cli.console import print_json
+
 DISTRIBUTION = "mooncake-mesh"
 
+COMMANDS = {
+    "up": "cli.up:up",
+    "chat": "cli.chat:chat",
+    "status": "cli.status:status",
+    "doctor": "cli.doctor:doctor",
+    "model": "cli.model:model",
+    "config-docs": "cli.config_docs:config_docs",
+}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class Lazy(click.Group):
+    """A group whose commands are named in :data:`COMMANDS`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*COMMANDS, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+
+@click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(importlib.metadata.version(DISTRIBUTION), prog_name="mooncake")
 def main() -> None:
     """Mooncake Mesh: KVCache-centric, disaggregated serving of large language models."""
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def version(as_json: bool) -> None:
+    """Print the version."""
+    own = importlib.metadata.version(DISTRIBUTION)
+    if as_json:
+        print_json({"version": own, "python": platform.python_version()})
+    else:
+        click.echo(own)

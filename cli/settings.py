@@ -29,7 +29,7 @@ class UpSettings(CommonSettings, frozen=True, kw_only=True):
     threads: Annotated[int, Meta(description="Compute threads of each instance.", ge=1, le=1024)] = 1
     block_size: Annotated[int, Meta(description="Tokens per KV block.", ge=16, le=512)] = 32
     pool_bytes: Annotated[int, Meta(description="DRAM pool of each node's store.", ge=1 << 20)] = 512 << 20
-    policy: Annotated[Policy, Meta(description="How requests are placed.")] = "paper"
+    policy: Annotated[Policy | None, Meta(description="How requests are placed; none: the conductor's default.")] = None
     transport: Annotated[
         Literal["auto", "shm", "tcp"], Meta(description="How KV bytes travel between nodes; `auto`: the best there is.")
     ] = "auto"
@@ -37,8 +37,8 @@ class UpSettings(CommonSettings, frozen=True, kw_only=True):
         Literal["auto", "always", "sample", "off"],
         Meta(description="Which fetched blocks are checked against their checksum; `auto`: by transport."),
     ] = "auto"
-    slo_ttft: Annotated[float, Meta(description="Objective for the time to first token, in seconds.", gt=0)] = 30.0
-    slo_tbt: Annotated[float, Meta(description="Objective for the time between tokens, in seconds.", gt=0)] = 1.0
+    slo_ttft_ms: Annotated[int | None, Meta(description="Objective for the time to the first token.")] = None
+    slo_tbt_ms: Annotated[int | None, Meta(description="Objective for the time between tokens.")] = None
     api_keys: Annotated[str, Meta(description="File of API keys and their tenants; empty: no key is asked for.")] = ""
     ready_timeout: Annotated[float, Meta(description="Seconds to wait for the mesh to be ready.", gt=0)] = 300.0
     json: Annotated[bool, Meta(description="Print the ready line as one JSON document on stdout.")] = False

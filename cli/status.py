@@ -1,0 +1,127 @@
+"""``mooncake status``: the mesh as a live table, from the conductor's ``GET /cluster``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import click
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from cli.api import DEFAULT_URL, Api, ApiError
+from cli.console import out, print_json
+
+GOOD = {"ready", "ok", "live", "alive", "healthy"}
+BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def bytes_text(count: float) -> str:
+    """``1536`` -> ``1.5 KiB``."""
+    for unit in BINARY:
+        if abs(count) < 1024 or unit == BINARY[-1]:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return ""
+
+
+def cell(value: Any) -> str:
+    """One value of unknown shape in a few characters."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return " ".join(f"{key} {cell(amount)}" for key, amount in value.items() if amount) or "-"
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(cell, value)) or "-"
+    return str(value)
+
+
+def name_of(record: dict[str, Any]) -> str:
+    """``id``, or the id inside a ``ref``."""
+    ref = record.get("ref")
+    return str(record.get("id") or (ref.get("id") if isinstance(ref, dict) else ref) or "-")
+
+
+def state_of(record: dict[str, Any]) -> Text:
+    state = str(record.get("state") or ("draining" if record.get("load", {}).get("draining") else "-"))
+    return Text(state, style="green" if state in GOOD else "dim" if state == "-" else "red")
+
+
+def instances(records: Iterable[dict[str, Any]]) -> Table:
+    table = Table("instance", "role", "node", "state", title="Instances", title_justify="left", box=None)
+    for column in ("queued", "tokens queued", "running", "KV tokens", "free blocks", "steps"):
+        table.add_column(column, justify="right")
+    for record in sorted(records, key=lambda r: (str(r.get("role")), name_of(r))):
+        load = record.get("load") or {}
+        room = f"{load.get('room_blocks', 0)}/{load.get('total_blocks', 0)}"
+        counts = [cell(load.get(key, 0)) for key in ("queued", "queued_tokens", "running", "kv_tokens")]
+        row = [name_of(record), cell(record.get("role")), cell(record.get("node"))]
+        table.add_row(*row, state_of(record), *counts, room, cell(load.get("progress", 0)))
+    return table
+
+
+def agents(records: Iterable[dict[str, Any]]) -> Table:
+    table = Table("agent", "node", "state", title="Store agents", title_justify="left", box=None)
+    for column in ("blocks", "in use", "pool", "outgoing", "held"):
+        table.add_column(column, justify="right")
+    for record in sorted(records, key=name_of):
+        used, slots = int(record.get("used") or 0), int(record.get("slots") or 0)
+        size = int(record.get("slot_bytes") or 0)
+        row = [name_of(record), cell(record.get("node"))]
+        pool = bytes_text(slots * size) if slots else "-"
+        backlog = bytes_text(int(record.get("backlog_bytes") or 0))
+        share = f"{100 * used / max(slots, 1):.0f} %"
+        table.add_row(*row, state_of(record), f"{used}/{slots}", share, pool, backlog, cell(record.get("held")))
+    return table
+
+
+def render(cluster: dict[str, Any], url: str) -> RenderableType:
+    """Both tables, then whatever else the conductor tells of itself, one line a topic."""
+    parts: list[RenderableType] = [Text(f"{url}  {time.strftime('%H:%M:%S')}", style="dim")]
+    parts += [instances(cluster.get("instances") or []), agents(cluster.get("agents") or [])]
+    for topic, value in cluster.items():
+        if topic not in ("instances", "agents"):
+            parts.append(Text.assemble((f"{topic}: ", "bold"), cell(value)))
+    return Group(*parts)
+
+
+@click.command()
+@click.option("--url", default=DEFAULT_URL, envvar="MOONCAKE_URL", show_default=True, help="The conductor.")
+@click.option("--api-key", default="", envvar="MOONCAKE_API_KEY", help="Key, where the conductor asks for one.")
+@click.option("--once", is_flag=True, help="Print once and leave (also when stdout is no terminal).")
+@click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between looks.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document: what the conductor says.")
+def status(url: str, api_key: str, once: bool, interval: float, as_json: bool) -> None:
+    """Show instances, store agents and index, live."""
+    api = Api(url, api_key, timeout=10)
+    try:
+        cluster = api.get("/cluster")
+    except ApiError as error:
+        raise click.ClickException(error.message) from None
+    if as_json:
+        print_json(cluster)
+    elif once or not out.is_terminal:
+        out.print(render(cluster, url))
+    else:
+        _live(api, cluster, interval)
+
+
+def _live(api: Api, cluster: dict[str, Any], interval: float) -> None:
+    """Goes on while the conductor is away; Ctrl-C ends it."""
+    with Live(render(cluster, api.url), console=out, screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                time.sleep(interval)
+                try:
+                    live.update(render(api.get("/cluster"), api.url), refresh=True)
+                except ApiError as error:
+                    live.update(Text(error.message, style="red"), refresh=True)
+        except KeyboardInterrupt:
+            return
