@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shared.embedded import die_with_parent
 
@@ -23,12 +23,12 @@ LAST_LINES = 0.5
 @dataclass(frozen=True)
 class Spec:
     """What to run. ``stage`` orders: started from low to high, stopped from high to low. ``grace``: seconds between
-    SIGTERM and SIGKILL. ``env`` is added to the supervisor's own environment; secrets go there, never into ``argv``."""
+    SIGTERM and SIGKILL. ``env`` is its whole environment; secrets go there, never into ``argv``."""
 
     name: str
     argv: Sequence[str]
     stage: int
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str]
     grace: float = 3.0
 
 
@@ -71,7 +71,7 @@ class Child:
     def _spawn(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             self.spec.argv,
-            env={**os.environ, **self.spec.env},
+            env=self.spec.env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -1,0 +1,140 @@
+"""What ``mooncake up`` starts: settings in, command lines out. Pure, but for the paths of the binaries."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from cli.child import Spec
+from cli.config_docs import settings_type
+from cli.leftovers import MARK
+from cli.settings import UpSettings
+from shared.embedded import NatsServer, RedisServer
+from shared.setting import PREFIX, settings_of
+
+SERVERS, STORES, ENGINES, CONDUCTOR = range(4)
+"""Stages: started in this order, stopped in the reverse one."""
+
+GRACE = {SERVERS: 1.0, STORES: 1.5, ENGINES: 2.5, CONDUCTOR: 4.0}
+"""Seconds from SIGTERM to SIGKILL; all together under ten."""
+
+DRAIN = 2.0
+TRANSPORTS = {"auto": "prefer:shm,tcp", "shm": "require:shm", "tcp": "require:tcp"}
+KEPT = ("MOONCAKE_CACHE",)
+Environment = Mapping[str, str]
+Flags = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What ``up`` has found or made up before anything starts. ``mark`` names this run; ``nats`` and ``redis`` are
+    URLs; ``folder`` holds the model, served as ``served``. ``colour``: children may colour their lines."""
+
+    mark: str
+    secret: str
+    nats: str
+    redis: str
+    folder: str
+    served: str
+    port: int
+    colour: bool = False
+
+
+class Plan:
+    """All processes of one mesh on this machine."""
+
+    def __init__(self, settings: UpSettings, wiring: Wiring, env: Environment) -> None:
+        self.settings = settings
+        self.wiring = wiring
+        self._env = env
+        self._metrics = settings.metrics_port
+
+    def servers(self) -> list[Spec]:
+        """The embedded ones: those whose URL the user did not give."""
+        specs = []
+        if not self.settings.nats:
+            argv = NatsServer(_port(self.wiring.nats)).command("/")
+            specs.append(Spec("nats", argv, SERVERS, self._base(), GRACE[SERVERS]))
+        if not self.settings.redis:
+            # with a process title of its own it would overwrite the environment that carries our mark
+            argv = [*RedisServer(_port(self.wiring.redis)).command("/"), "--set-proc-title", "no"]
+            specs.append(Spec("redis", argv, SERVERS, self._base(), GRACE[SERVERS]))
+        return specs
+
+    def nodes(self) -> list[tuple[str, str]]:
+        """(role, node) of every instance: ``("prefill", "node-p0")``."""
+        counts = (("prefill", self.settings.prefill), ("decode", self.settings.decode))
+        return [(role, f"node-{role[0]}{i}") for role, count in counts for i in range(count)]
+
+    def stores(self) -> Iterator[Spec]:
+        """A store agent on each node."""
+        for _, node in self.nodes():
+            flags: Flags = {
+                "id": node,
+                "node": node,
+                "socket": self.socket(node),
+                "pool_bytes": self.settings.pool_bytes,
+            }
+            flags |= {"transports": TRANSPORTS[self.settings.transport]}
+            flags |= {} if self.settings.verify == "auto" else {"verify": self.settings.verify}
+            yield self._service("store", f"store-{node[5:]}", flags, STORES, {"MOONCAKE_SECRET": self.wiring.secret})
+
+    def engines(self) -> Iterator[Spec]:
+        for role, node in self.nodes():
+            name = f"{role}-{node[6:]}"
+            flags: Flags = {"id": name, "node": node, "agent": self.socket(node), "engine": self.settings.engine}
+            flags |= {"model": self.wiring.folder, "served_name": self.wiring.served, "dtype": self.settings.dtype}
+            flags |= {"block_size": self.settings.block_size, "threads": self.settings.threads}
+            yield self._service(role, name, flags, ENGINES)
+
+    def conductor(self) -> Spec:
+        own = self.settings
+        flags: Flags = {"id": "conductor-0", "node": "conductor", "host": own.host, "port": self.wiring.port}
+        flags |= {"model": self.wiring.folder, "served_model_name": self.wiring.served, "drain_timeout_s": DRAIN}
+        chosen: Flags = {"api_keys": own.api_keys, "policy": own.policy}
+        chosen |= {"slo_ttft_ms": own.slo_ttft_ms, "slo_tbt_ms": own.slo_tbt_ms}
+        flags |= {name: value for name, value in chosen.items() if value}
+        return self._service("conductor", "conductor", flags, CONDUCTOR)
+
+    def socket(self, node: str) -> str:
+        """Abstract: nothing to clean up, and no other mesh on this machine has the same."""
+        return f"@mooncake-{self.wiring.mark}-{node}"
+
+    def _service(self, kind: str, name: str, flags: Flags, stage: int, env: Environment | None = None) -> Spec:
+        common: Flags = {"mesh": self.settings.mesh, "nats": self.wiring.nats, "redis": self.wiring.redis}
+        common |= {"log_level": self.settings.log_level, "log_format": self.log_format}
+        common |= {"metrics_host": self.settings.metrics_host, "metrics_port": self._next_metrics_port()}
+        argv = [sys.executable, "-m", f"services.{kind}"]
+        argv += [
+            word for flag, value in (common | flags).items() for word in (f"--{flag.replace('_', '-')}", str(value))
+        ]
+        return Spec(name, argv, stage, {**self._base(), **self._own_variables(kind), **(env or {})}, GRACE[stage])
+
+    @property
+    def log_format(self) -> str:
+        """Children write into a pipe; people read it."""
+        return "console" if self.settings.log_format == "auto" else self.settings.log_format
+
+    def _next_metrics_port(self) -> int:
+        """-1 and 0 are the same for all; from a given first port on, each process takes the next."""
+        port = self._metrics
+        self._metrics += port > 0
+        return port
+
+    def _base(self) -> dict[str, str]:
+        """The caller's environment without ``MOONCAKE_*``: the port of the API is not the port of a store agent."""
+        env = {name: value for name, value in self._env.items() if not name.startswith(PREFIX) or name in KEPT}
+        env |= {MARK: self.wiring.mark, "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
+        env |= {"OMP_NUM_THREADS": str(self.settings.threads), "PYTHONUNBUFFERED": "1"}
+        return env | ({"FORCE_COLOR": "1"} if self.wiring.colour else {})
+
+    def _own_variables(self, kind: str) -> dict[str, str]:
+        """Variables that are settings of this service and not of ``up``, and the file of settings."""
+        taken = {setting.variable for setting in settings_of(UpSettings)}
+        names = {setting.variable for setting in settings_of(settings_type(kind))} - taken
+        return {name: self._env[name] for name in {*names, "MOONCAKE_CONFIG"} if name in self._env}
+
+
+def _port(url: str) -> int:
+    return int(url.partition("://")[2].partition("/")[0].rpartition(":")[2])

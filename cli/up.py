@@ -1,0 +1,147 @@
+"""``mooncake up``: a whole mesh on this machine, supervised; Ctrl-C stops all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import click
+
+from cli.console import Lines, err
+from cli.model import find_model
+from cli.plan import Plan, Wiring
+from cli.probe import socket_listens, why_not_bindable, why_unreachable
+from cli.ready import Ready
+from cli.settings import UpSettings
+from cli.supervisor import Supervisor
+from shared.config import load, usage
+from shared.embedded import free_port
+from shared.errors import ConfigError, DeadlineExceeded, MooncakeError
+from shared.model import served_name
+from shared.setting import settings_of
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PAUSE = 0.1
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def up(arguments: tuple[str, ...]) -> None:
+    """Start a whole mesh on this machine (`mooncake up --help` lists its settings)."""
+    if {"-h", "--help"} & set(arguments):
+        click.echo(f"{UpSettings.__doc__}\n\n{usage(settings_of(UpSettings), 'mooncake up')}")
+        return
+    try:
+        settings = load(UpSettings, arguments, prog="up")
+        code = asyncio.run(Up(settings).run())
+    except MooncakeError as error:
+        raise click.ClickException(error.message) from None
+    sys.exit(code)
+
+
+class Up:
+    """One run of a mesh, from nothing to ready to nothing."""
+
+    def __init__(self, settings: UpSettings) -> None:
+        self.settings = settings
+        self._begin = time.monotonic()
+        self._stop = asyncio.Event()
+        self._lines = Lines()
+
+    async def run(self) -> int:
+        """The exit code. Raises MooncakeError when the mesh cannot be brought up."""
+        port = self.settings.port or free_port()
+        self._look_first(port)
+        plan = Plan(self.settings, self._wiring(port), os.environ)
+        async with Supervisor(plan.wiring.mark, self._lines) as supervisor:
+            self._on_signals(supervisor)
+            await self._while_wanted(supervisor, self._serve(plan, supervisor))
+            err.print("stopping", style="bold")
+        return 0
+
+    def _look_first(self, port: int) -> None:
+        """Everything that can be wrong and is cheap to see, before a process or a download starts."""
+        host = self.settings.host
+        if why := why_not_bindable(host, port):
+            raise ConfigError(f"cannot serve on {host}:{port}: {why} (choose another with --port)", field="port")
+        for name, url in (("nats", self.settings.nats), ("redis", self.settings.redis)):
+            if url and (why := why_unreachable(url, timeout=3.0)):
+                raise ConfigError(f"--{name}: no server answers at {url.rpartition('@')[2]}: {why}", field=name)
+
+    def _wiring(self, port: int) -> Wiring:
+        return Wiring(
+            mark=secrets.token_hex(4),
+            secret=secrets.token_hex(32),
+            nats=self.settings.nats or f"nats://127.0.0.1:{free_port()}",
+            redis=self.settings.redis or f"redis://127.0.0.1:{free_port()}/0",
+            folder=str(find_model(self.settings.model)),
+            served=served_name(self.settings.model),
+            port=port,
+            colour=err.is_terminal and not err.no_color,
+        )
+
+    def _on_signals(self, supervisor: Supervisor) -> None:
+        """The first asks, the second does not."""
+
+        def stop() -> None:
+            if self._stop.is_set():
+                supervisor.kill()
+            self._stop.set()
+
+        for number in STOPPING:
+            asyncio.get_running_loop().add_signal_handler(number, stop)
+
+    async def _while_wanted(self, supervisor: Supervisor, work: Awaitable[None]) -> None:
+        """Runs ``work`` until it ends, somebody wants to stop, or a process cannot be kept alive."""
+        tasks = [asyncio.ensure_future(work), asyncio.ensure_future(supervisor.broken())]
+        tasks.append(asyncio.create_task(self._wanted()))
+        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        for task in done:
+            task.result()
+
+    async def _wanted(self) -> None:
+        await self._stop.wait()
+
+    async def _serve(self, plan: Plan, supervisor: Supervisor) -> None:
+        """Start everything in its order, say when it is ready, then stay."""
+        deadline = self._begin + self.settings.ready_timeout
+        for spec in plan.servers():
+            await supervisor.start(spec)
+        for url in (plan.wiring.nats, plan.wiring.redis):
+            await self._until(partial(_reachable, url), deadline, f"{url} to answer")
+        for spec in plan.stores():
+            await supervisor.start(spec)
+        for _, node in plan.nodes():
+            name = plan.socket(node)
+            await self._until(partial(socket_listens, name), deadline, f"the store agent of {node}")
+        for spec in (*plan.engines(), plan.conductor()):
+            await supervisor.start(spec)
+        ready = Ready(plan)
+        await self._until(ready.look, deadline, "the mesh to be ready", lambda: ready.reason)
+        supervisor.settled()
+        ready.say(time.monotonic() - self._begin, self.settings.json)
+        await asyncio.Event().wait()
+
+    async def _until(
+        self, look: Callable[[], bool], deadline: float, what: str, why: Callable[[], str] = lambda: ""
+    ) -> None:
+        while not await asyncio.to_thread(look):
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(f"waited {self.settings.ready_timeout:g} s for {what}; {why()}".rstrip("; "))
+            await asyncio.sleep(PAUSE)
+
+
+def _reachable(url: str) -> bool:
+    return not why_unreachable(url)
