@@ -1,0 +1,106 @@
+"""A prefill instance: its messages, and what its attempts share."""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.prefill.job import PrefillJob
+from services.prefill.queue import PrefillQueue
+from services.prefill.settings import PrefillSettings
+from services.prefill.turns import Turns
+from shared.bus import Bus
+from shared.engines.base import Engine, KVStore
+from shared.errors import ContextLengthExceeded, DoesNotFit, ProtocolError, UnknownAttempt
+from shared.instance.attempts import Phase
+from shared.instance.compute import Compute
+from shared.instance.instance import Instance, key_of
+from shared.instance.job import Prompt
+from shared.instance.pool import PoolView
+from shared.latency import PrefillModel
+from shared.messages import Accepted, AnyMessage, Load, Need, Ref, Submit
+from shared.telemetry import counter, histogram
+
+
+class Prefill(Instance[PrefillJob]):
+    """Owns the queue and the compute thread. ``engine`` is bound to ``store.pool``."""
+
+    role = "prefill"
+
+    def __init__(
+        self,
+        ref: Ref,
+        bus: Bus,
+        store: KVStore,
+        engine: Engine,
+        compute: Compute,
+        model: PrefillModel,
+        settings: PrefillSettings,
+    ) -> None:
+        super().__init__(ref, bus, silence=settings.silence_s)
+        self.engine, self.compute, self.settings = engine, compute, settings
+        self.queue = PrefillQueue(model)
+        self.turns = Turns(self.queue)
+        self.fetching = asyncio.Semaphore(settings.fetches)
+        self._waited = histogram("prefill_queue_seconds", "From submit to the first chunk.")
+        self._took = histogram("prefill_seconds", "From the first chunk to the first token.")
+        self._tokens = counter("prefill_tokens", "Prompt tokens computed.")
+        self.attach(store)
+
+    def attach(self, store: KVStore) -> None:
+        """Work over this connection from now on; the engine is bound to its pool by the caller."""
+        self.store = store
+        self.pool_view = PoolView(store.pool)
+
+    async def dispatch(self, message: AnyMessage) -> AnyMessage | None:
+        if isinstance(message, Submit):
+            return self._submit(message)
+        if isinstance(message, Need):
+            return self._need(message)
+        raise ProtocolError(f"a prefill instance takes no {type(message).__name__}")
+
+    def _submit(self, message: Submit) -> Accepted:
+        key, admission = key_of(message), message.admission
+        if self.table.phase(key) is None:
+            self.check_open()
+            prompt = self._checked(message)
+            now = self.now()
+            self.table.accept(key, admission.gateway, Phase.QUEUED, admission.lists, now)
+            self.launch(PrefillJob(self, message, prompt, now - admission.age_ms / 1000))
+        else:
+            self.table.accept(key, admission.gateway, Phase.QUEUED, admission.lists, self.now())
+        return self.accepted(message)
+
+    def _checked(self, message: Submit) -> Prompt:
+        prompt = Prompt(message.admission, self.engine.namespace.block_size)
+        if len(prompt) >= self.engine.context_length:
+            limit = self.engine.context_length
+            raise ContextLengthExceeded(f"{len(prompt)} tokens, the context has {limit}", field="prompt")
+        if prompt.blocks + 1 > self.store.pool.slots:
+            raise DoesNotFit(f"{prompt.blocks + 1} blocks, the pool has {self.store.pool.slots}")
+        return prompt
+
+    def _need(self, message: Need) -> Accepted:
+        job = self.jobs.get(key_of(message))
+        if job is None:
+            raise UnknownAttempt(f"attempt {message.attempt} of {message.request} is not held here")
+        job.need(message.blocks)
+        return self.accepted(message)
+
+    def first_token(self, waited: float, took: float) -> None:
+        self._waited.observe(waited)
+        self._took.observe(took)
+
+    def chunk_done(self, tokens: int) -> None:
+        self._tokens.inc(tokens)
+
+    def load(self) -> Load:
+        return Load(
+            queued=len(self.queue),
+            queued_tokens=self.queue.queued_tokens,
+            queue_ms=self.queue.queue_ms(),
+            running=len(self.jobs),
+            total_blocks=self.store.pool.slots,
+            progress=self.compute.progress,
+            busy=self.compute.busy,
+            draining=self.draining,
+        )

@@ -1,0 +1,284 @@
+"""The control side of an instance: who may do what to which attempt, whatever the bus loses, repeats or reorders.
+
+Prefill and decode derive from :class:`Instance` and add the messages of their own. Every handler is idempotent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from typing import Any, Generic, TypeVar
+
+from shared.bus import Bus
+from shared.errors import (
+    BusDown,
+    DeadlineExceeded,
+    Draining,
+    MooncakeError,
+    NoResponders,
+    ProtocolError,
+    StaleIncarnation,
+    Unavailable,
+    UnknownAttempt,
+)
+from shared.instance.attempts import AttemptTable, Key, Phase
+from shared.instance.job import Job, cause
+from shared.instance.outputs import OutputLog
+from shared.messages import (
+    Accepted,
+    AnyMessage,
+    AttemptMessage,
+    Cancel,
+    Gone,
+    LiveList,
+    LiveReply,
+    Load,
+    Output,
+    Ref,
+    Since,
+    SinceReply,
+    TokenBatch,
+    TokenEntry,
+    Usage,
+)
+from shared.telemetry import counter, held, log
+
+TICK_S = 0.1
+SETTLE_S = 5.0
+RETRY_S = 0.05
+GONE_S = 1.0
+"""How long nobody may serve an id before its process counts as gone: longer than a reconnection's resubscription."""
+
+J = TypeVar("J", bound=Job)
+
+
+def key_of(message: AttemptMessage) -> Key:
+    return message.request, message.attempt
+
+
+class Instance(ABC, Generic[J]):
+    """``jobs`` holds the attempts at work; ``table`` what is known of all; ``outputs`` what ``since`` answers from."""
+
+    role = ""
+
+    def __init__(self, ref: Ref, bus: Bus, *, silence: float = 3.0) -> None:
+        self.ref = ref
+        self.bus = bus
+        self.table = AttemptTable(silence)
+        self.outputs = OutputLog()
+        self.jobs: dict[Key, J] = {}
+        self.draining = False
+        self.log = log(self.role)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ended = counter(f"{self.role}_attempts", "Attempts that ended, by outcome.", ("outcome",))
+        bus.on_change(lambda up: self.table.clock.link(up, self.now()))
+
+    @abstractmethod
+    def load(self) -> Load:
+        """What the scheduler should know now."""
+
+    @abstractmethod
+    async def dispatch(self, message: AnyMessage) -> AnyMessage | None:
+        """Handle a message that is this role's own; its target is this incarnation."""
+
+    def now(self) -> float:
+        """Seconds on the clock of the event loop, which only this process knows."""
+        return asyncio.get_running_loop().time()
+
+    # -- messages --------------------------------------------------------------------------------------------
+
+    async def handle(self, message: AnyMessage) -> AnyMessage | None:
+        """The bus handler. Raises what becomes a refusal."""
+        if isinstance(message, LiveList):
+            return self._live_list(message)
+        if message.target != self.ref:  # rule: incarnation
+            raise StaleIncarnation(f"this is incarnation {self.ref.incarnation:x} of {self.ref.id}", field="target")
+        if isinstance(message, Cancel):
+            self.drop(key_of(message), message.sender)
+            return self.accepted(message)
+        if isinstance(message, Since):
+            return self._since(message)
+        return await self.dispatch(message)
+
+    def _live_list(self, message: LiveList) -> LiveReply:
+        if message.target != self.ref:  # the list means an incarnation that is gone: nothing on it is here
+            unknown = [(r, n) for r, n, accepted in message.attempts if accepted]
+        else:
+            outcome = self.table.listed(message.sender, message.number, message.attempts, self.now())
+            for key in outcome.dropped:
+                self._dropped(key, "unlisted")
+            self.outputs.acknowledge(message.acked)
+            unknown = outcome.unknown
+        return LiveReply(
+            sender=self.ref, target=message.sender, number=message.number, unknown=unknown, load=self.load()
+        )
+
+    def _since(self, message: Since) -> SinceReply:
+        key = key_of(message)
+        try:
+            index, outputs, usage = self.outputs.since(key, message.index)
+        except UnknownAttempt:
+            attempt = self.table.get(key)
+            if attempt is None or not attempt.phase.held:
+                raise
+            index, outputs, usage = message.index, [], None  # held, nothing drawn yet
+        return SinceReply(
+            sender=self.ref,
+            target=message.sender,
+            request=message.request,
+            attempt=message.attempt,
+            index=index,
+            outputs=outputs,
+            usage=usage,
+        )
+
+    def accepted(self, message: AttemptMessage) -> Accepted:
+        return Accepted(
+            sender=self.ref,
+            target=message.sender,
+            request=message.request,
+            attempt=message.attempt,
+            load=self.load(),
+        )
+
+    # -- the life of an attempt ------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Raises Draining or BusDown-like refusals when no new work is taken."""
+        if self.draining:
+            raise Draining("the instance is shutting down")
+
+    def launch(self, job: J) -> None:
+        """Start the job of an attempt that the table has just accepted."""
+        self.jobs[job.key] = job
+        job.task = self.spawn(self._work(job))
+
+    async def _work(self, job: J) -> None:
+        outcome = "done"
+        try:
+            with held(f"{self.role}_attempts"):
+                await job.run()
+        except asyncio.CancelledError:
+            outcome = "dropped"
+        except Exception as e:
+            error = cause(e)
+            outcome = error.code
+            if type(error) is MooncakeError or error.code == "internal":
+                self.log.error("attempt failed", request=job.key[0], attempt=job.key[1], exc_info=e)
+            self.give_up(job.key, error)
+        finally:
+            self._ended.labels(outcome).inc()
+            if self.jobs.get(job.key) is job:
+                del self.jobs[job.key]
+
+    def finish(self, key: Key) -> None:
+        """The attempt ended in good order; its outputs stay for ``since``."""
+        now = self.now()
+        self.table.finish(key, now)
+        self.outputs.end(key, now)
+
+    def drop(self, key: Key, gateway: Ref) -> None:
+        """Cancelled: leave a tombstone, stop the work; of a finished one, forget the outputs."""
+        if self.table.drop(key, gateway, self.now()):
+            self._dropped(key, "cancelled")
+        elif self.table.phase(key) is Phase.DONE and key not in self.jobs:
+            self.outputs.forget([key])
+
+    def give_up(self, key: Key, error: MooncakeError) -> None:
+        """End an attempt for a reason of ours, and say so to its gateway at once."""
+        attempt = self.table.get(key)
+        if attempt is None or not self.table.drop(key, attempt.gateway, self.now()):
+            return
+        self._dropped(key, error.code)
+        self.post(
+            attempt.gateway,
+            Gone(sender=self.ref, target=attempt.gateway, request=key[0], attempt=key[1], error=error.to_wire()),
+        )
+
+    def _dropped(self, key: Key, why: str) -> None:
+        self.outputs.forget([key])
+        job = self.jobs.get(key)
+        self.log.debug("attempt dropped", request=key[0], attempt=key[1], why=why)
+        if job is not None and job.task is not asyncio.current_task():
+            job.cancel()
+
+    # -- sending ---------------------------------------------------------------------------------------------
+
+    def publish(self, gateway: Ref, entries: list[tuple[Key, Output, Usage | None]]) -> None:
+        """One token message of one step to one gateway. Lost ones are asked for with ``since``."""
+        batch = [TokenEntry(key[0], key[1], output, usage) for key, output, usage in entries]
+        self.post(gateway, TokenBatch(sender=self.ref, target=gateway, entries=batch))
+
+    def post(self, to: Ref, message: AnyMessage) -> None:
+        """Send without waiting and without an answer; what cannot be sent now is not sent."""
+        self.spawn(self._post(to, message))
+
+    async def _post(self, to: Ref, message: AnyMessage) -> None:
+        with contextlib.suppress(Unavailable):
+            await self.bus.send(to.id, message)
+
+    async def ask(self, to: Ref, message: AnyMessage, timeout: float) -> AnyMessage:
+        """One question. Raises what the bus raises, and the error inside a refusal."""
+        answer = await self.bus.request(to.id, message, timeout)
+        error = getattr(answer, "error", None)
+        if error is not None:
+            raise MooncakeError.from_wire(error)
+        if answer.target != self.ref:
+            raise ProtocolError("an answer meant for another incarnation")
+        return answer
+
+    async def insist(self, to: Ref, message: AnyMessage, patience: float, wait: float = 1.0) -> AnyMessage:
+        """Repeat a question until it is answered. ``patience`` counts only time with a bus connection. Raises the
+        refusal, DeadlineExceeded, or NoResponders once nobody has served that id for ``GONE_S``."""
+        clock = self.table.clock
+        began = alive = clock.look(self.now())
+        while True:
+            try:
+                return await self.ask(to, message, wait)
+            except BusDown:
+                alive = clock.look(self.now())
+            except NoResponders:
+                if clock.look(self.now()) - alive > GONE_S:
+                    raise
+            except DeadlineExceeded:
+                alive = clock.look(self.now())
+                if alive - began > patience:
+                    raise
+                continue
+            await asyncio.sleep(RETRY_S)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task owned by this instance."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # -- running -----------------------------------------------------------------------------------------------
+
+    async def tick_forever(self) -> None:
+        """Silence of conductors and expiry of what is remembered."""
+        while True:
+            now = self.now()
+            for key in self.table.tick(now):
+                self._dropped(key, "silence")
+            self.outputs.expire(now)
+            await asyncio.sleep(TICK_S)
+
+    async def abandon(self, error: MooncakeError) -> None:
+        """Give up all attempts, and wait until their work has let go of everything."""
+        for key in [a.key for a in self.table.held()]:
+            self.give_up(key, error)
+        jobs = [job.task for job in self.jobs.values() if job.task is not None]
+        if jobs:
+            await asyncio.wait(jobs, timeout=SETTLE_S)
+
+    async def drain(self) -> None:
+        """Shut down: refuse new work and hand the running over (their gateways resume them elsewhere)."""
+        self.draining = True
+        await self.abandon(Draining("the instance is shutting down"))
+        tasks = [t for t in self._tasks if t is not asyncio.current_task()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=SETTLE_S)

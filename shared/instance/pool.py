@@ -1,0 +1,32 @@
+"""The node's pool as the service itself sees it: for the rare copy of a block from slot to slot."""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+from shared.engines.base import PoolMap
+
+
+class PoolView:
+    """A mapping of the pool, of this process's own. Valid as long as it is kept, also after the agent has died."""
+
+    def __init__(self, pool: PoolMap) -> None:
+        self._pool = pool
+        fd = os.open(pool.path, os.O_RDWR)
+        try:
+            self._memory = mmap.mmap(fd, pool.offset + pool.slots * pool.stride)
+        finally:
+            os.close(fd)
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy slot ``source`` to slot ``target``, which the caller holds alone."""
+        size = self._pool.geometry.slot_bytes
+        start, end = self._at(source), self._at(target)
+        self._memory[end : end + size] = self._memory[start : start + size]
+
+    def _at(self, slot: int) -> int:
+        return self._pool.offset + slot * self._pool.stride
+
+    def close(self) -> None:
+        self._memory.close()
