@@ -18,7 +18,8 @@ INITIAL = 64
 @dataclass
 class DecodeSeat:
     """``running``, ``kv_tokens``: of requests that are not ours. ``unsettled``: booking -> blocks that no report of
-    the instance covers yet. ``room``: blocks, as reported."""
+    the instance covers yet. ``room``: blocks, as reported. ``coming``: requests that other conductors have placed there
+    and that do not decode yet, with ``coming_blocks`` in all."""
 
     id: str
     model: DecodeModel
@@ -30,6 +31,8 @@ class DecodeSeat:
     turn: int = 0
     assigned: int = 0
     unsettled: dict[int, int] = field(default_factory=dict)
+    coming: int = 0
+    coming_blocks: int = 0
 
 
 class LiveColumns:
@@ -116,6 +119,12 @@ class Decodes:
         seat.room = load.room_blocks if load.total_blocks else UNKNOWN
         self._refresh(seat)
 
+    def others(self, id: str, requests: int, blocks: int) -> None:
+        """What other conductors have placed there that no report counts as running."""
+        seat = self.seats[id]
+        seat.coming, seat.coming_blocks = requests, blocks
+        self._refresh(seat)
+
     def book(self, booking: int, id: str, blocks: int, joins: float, leaves: float, tokens: float) -> None:
         seat = self.seats[id]
         self._turns += 1
@@ -144,7 +153,7 @@ class Decodes:
             seat.unsettled.pop(booking, None)
             self._refresh(seat)
 
-    def view(self, now: float, closed: Collection[str]) -> DecodeView:
+    def view(self, now: float, closed: Collection[str], block_size: int = 1) -> DecodeView:
         open, count = self._open.copy(), len(self.live)
         for id in closed:
             if id in self._row:
@@ -155,11 +164,11 @@ class Decodes:
             base=self._base,
             per_sequence=self._per_sequence,
             per_token=self._per_token,
-            running=self._running.copy(),
-            kv_tokens=self._kv_tokens.copy(),
+            running=self._running + self._coming,
+            kv_tokens=self._kv_tokens + self._coming_blocks * float(block_size),
             room=np.where(self._room >= 0, np.maximum(self._room - self._promised, 0), UNKNOWN),
             total=self._total.copy(),
-            assigned=self._assigned.copy(),
+            assigned=self._assigned + self._coming,
             open=open,
             turn=self._turn.copy(),
             live_row=live.row[:count].copy(),
@@ -173,6 +182,7 @@ class Decodes:
         self._running[row], self._kv_tokens[row] = seat.running, seat.kv_tokens
         self._room[row], self._total[row], self._turn[row] = seat.room, seat.total, seat.turn
         self._promised[row], self._assigned[row] = sum(seat.unsettled.values()), seat.assigned
+        self._coming[row], self._coming_blocks[row] = seat.coming, seat.coming_blocks
 
     def _rebuild(self) -> None:
         seats = list(self.seats.values())
@@ -187,5 +197,6 @@ class Decodes:
         self._room, self._total = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
         self._turn, self._promised = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
         self._assigned = np.zeros(size, dtype=np.int64)
+        self._coming, self._coming_blocks = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
         for seat in seats:
             self._refresh(seat)

@@ -101,12 +101,14 @@ class Ledger:
 
     # -- requests --------------------------------------------------------------------------------------
 
-    def view(self, keys: bytes, matches: Mapping[str, int], now: float, closed: Collection[str] = ()) -> View:
+    def view(
+        self, keys: bytes, matches: Mapping[str, int], now: float, closed: Collection[str] = (), block_size: int = 1
+    ) -> View:
         """For a prompt with the chain ``keys``; ``matches``: agent id -> blocks of it held there. ``closed``: ids
         that are out of the question for this request."""
         return View(
             prefill=self.prefills.view(now, matches, self.optimistic.match(keys), closed),
-            decode=self.decodes.view(now, closed),
+            decode=self.decodes.view(now, closed, block_size),
             sources=self.agents.view(now, matches),
         )
 

@@ -40,9 +40,10 @@ class Policy(Protocol):
 
 def near(values: Floats, options: PolicyOptions) -> Bools:
     """Which values are equal to the least one, within the options' tolerance."""
-    least = values.min()
+    least = float(values.min())
     limit = least * (1.0 + options.tie_ratio) + options.tie_seconds
-    return np.logical_and(values <= limit, np.isfinite(values))
+    close: Bools = (values <= limit) & np.isfinite(values)
+    return close
 
 
 def first_by(mask: Bools, *keys: Floats | Ints) -> int:

@@ -1,0 +1,72 @@
+"""Once a second: every instance gets its live list; its answer is the proof that it lives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from services.conductor.dispatch.mesh import Mesh
+from services.conductor.dispatch.roster import Change, Member, State
+from shared.errors import BusDown, DeadlineExceeded, NoResponders, ProtocolError
+from shared.messages import LiveList, LiveReply, Ref
+
+PERIOD = 1.0
+ANSWER_WITHIN = 2.0
+
+
+class Heartbeat:
+    """``apply``: carries changes of the roster on. ``not_held``: told of attempts that an instance does not know."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        apply: Callable[[list[Change]], None],
+        not_held: Callable[[Ref, str, int], None],
+    ) -> None:
+        self._mesh = mesh
+        self._apply = apply
+        self._not_held = not_held
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            self._beat(loop.time())
+            due = max(due + PERIOD, loop.time())
+            await asyncio.sleep(due - loop.time())
+
+    def _beat(self, now: float) -> None:
+        self._apply(self._mesh.roster.tick(now))
+        if not self._mesh.bus.connected:
+            return
+        for member in self._mesh.roster.members.values():
+            if member.state is not State.REFUSED:
+                self._mesh.spawn(self._tell(member.record.ref))
+
+    async def _tell(self, ref: Ref) -> None:
+        mesh = self._mesh
+        number, attempts, acked = mesh.lists.next(ref)
+        message = LiveList(sender=mesh.me, target=ref, number=number, attempts=attempts, acked=acked)
+        try:
+            reply = await mesh.bus.request(ref.id, message, ANSWER_WITHIN)
+        except NoResponders:
+            self._apply(mesh.roster.no_responders(ref, asyncio.get_running_loop().time()))
+            return
+        except (DeadlineExceeded, BusDown, ProtocolError):
+            return
+        member = mesh.roster.get(ref)
+        if isinstance(reply, LiveReply) and reply.sender == ref and member:
+            self._answered(member, reply)
+
+    def _answered(self, member: Member, reply: LiveReply) -> None:
+        mesh, ref, now = self._mesh, member.record.ref, asyncio.get_running_loop().time()
+        was_open = member.open
+        self._apply(mesh.roster.heard(ref, reply.load, now))
+        if was_open != member.open:
+            mesh.ledger.set_open(ref.id, member.open)
+        mesh.ledger.report(ref.id, reply.load, now)
+        for request, _ in mesh.lists.answered(ref, reply.number):
+            if run := mesh.runs.get(request):
+                run.settle(ref)
+        for request, attempt in reply.unknown:
+            self._not_held(ref, request, attempt)

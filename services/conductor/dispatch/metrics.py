@@ -1,0 +1,49 @@
+"""What the dispatcher measures. All labels have few values: policies, reasons and roles are the project's own words."""
+
+from __future__ import annotations
+
+from shared.telemetry import counter, histogram
+
+DECISION = (0.00002, 0.00005, 0.0001, 0.00015, 0.0003, 0.0006, 0.0012, 0.0025, 0.005, 0.01, 0.05)
+RATIO = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
+
+REQUESTS = counter("conductor_requests", "Requests by how they ended.", ["outcome"])
+REJECTED = counter("conductor_rejections", "Requests not accepted, by reason.", ["reason"])
+RETRIES = counter("conductor_retries", "Attempts left and tried again, by reason.", ["reason"])
+MIGRATIONS = counter("conductor_migrations", "Attempts resumed after tokens had been delivered.")
+PLACED = counter("conductor_placements", "Attempts placed, by what the prefix comes from.", ["prefix"])
+DECISION_SECONDS = histogram(
+    "conductor_decision_cpu_seconds", "Thread CPU time of matching, choosing and booking.", buckets=DECISION
+)
+TTFT_PREDICTED = histogram("conductor_predicted_ttft_seconds", "Time to first token predicted when placed.")
+TTFT_ACTUAL = histogram("conductor_ttft_seconds", "Time to first token from the placement of its attempt.")
+TTFT_RATIO = histogram("conductor_ttft_prediction_ratio", "Actual over predicted time to first token.", buckets=RATIO)
+PROMPT_TOKENS = counter("conductor_prompt_tokens", "Tokens of prompts whose first token came.")
+HIT_TOKENS = counter("conductor_hit_tokens", "Of these, tokens that were not computed (hit rate by token).")
+STALE = counter("conductor_stale_messages", "Messages dropped: another incarnation, or a request that is over.")
+
+REASONS = frozenset(
+    {
+        "died",
+        "unknown",
+        "stalled",
+        "draining",
+        "no_room",
+        "refused",
+        "tombstoned",
+        "stale_incarnation",
+        "deadline_exceeded",
+        "does_not_fit",
+        "pool_full",
+        "agent_gone",
+        "namespace_mismatch",
+        "attempt_failed",
+        "internal",
+        "protocol",
+    }
+)
+
+
+def reason(code: str) -> str:
+    """A label value: codes of newer peers are "other"."""
+    return code if code in REASONS else "other"

@@ -1,0 +1,109 @@
+"""One placement: match, decide, book. Synchronous and short: nothing else runs between looking and booking."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from opentelemetry.trace import Span
+
+from services.conductor.dispatch import metrics
+from services.conductor.dispatch.matching import AgentTable, Matcher
+from services.conductor.dispatch.roster import Roster
+from services.conductor.generation import Generation
+from services.conductor.scheduling import Ask, Booking, Decision, Ledger, Objectives, Rejection, Scheduler
+from shared.messages import Ref
+from shared.telemetry import tracer
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The owner ends ``booking``."""
+
+    decision: Decision
+    booking: Booking
+    ask: Ask
+    prefill: Ref
+    decode: Ref
+
+
+class Placer:
+    def __init__(
+        self, scheduler: Scheduler, ledger: Ledger, roster: Roster, agents: AgentTable, matcher: Matcher, expected: int
+    ) -> None:
+        self.matcher = matcher
+        self.ledger = ledger
+        self._scheduler = scheduler
+        self._roster = roster
+        self._agents = agents
+        self._expected = expected
+
+    def place(
+        self,
+        generation: Generation,
+        tokens: int,
+        keys: bytes,
+        drawn: int,
+        avoid: Collection[Ref],
+        objectives: Objectives | None,
+        now: float,
+    ) -> Placement | Rejection:
+        """``tokens``, ``keys``: of prompt and ``drawn`` outputs so far. ``avoid``: incarnations out of the question."""
+        with tracer().start_as_current_span("schedule") as span:
+            started = time.thread_time()
+            ask = self._ask(generation, tokens, len(keys), drawn, now)
+            if ask is None:
+                return Rejection("no_prefill")
+            closed = [ref.id for ref in avoid if self._roster.get(ref)]
+            matches = self._agents.lengths(self.matcher.match(keys))
+            view = self.ledger.view(keys, matches, now, closed, ask.block_size)
+            decided = self._scheduler.decide(ask, view, objectives)
+            placed = self._book(decided, ask, keys, now) if isinstance(decided, Decision) else decided
+            metrics.DECISION_SECONDS.observe(time.thread_time() - started)
+            describe(span, decided)
+            return placed
+
+    def _ask(self, generation: Generation, tokens: int, keys: int, drawn: int, now: float) -> Ask | None:
+        namespace = self._roster.namespace
+        if namespace is None:
+            return None
+        left = max(generation.sampling.max_tokens - drawn, 1)
+        return Ask(
+            tokens=tokens,
+            blocks=keys // 16,
+            block_size=namespace.block_size,
+            block_bytes=namespace.geometry.slot_bytes,
+            expected_output=min(left, self._expected),
+            waited=max(now - generation.arrived, 0.0),
+        )
+
+    def _book(self, decision: Decision, ask: Ask, keys: bytes, now: float) -> Placement:
+        members = self._roster.members
+        booking = self.ledger.book(decision, ask, keys, now)
+        prefill, decode = members[decision.prefill].record.ref, members[decision.decode].record.ref
+        return Placement(decision, booking, ask, prefill, decode)
+
+
+def describe(span: Span, decided: Decision | Rejection) -> None:
+    """The choice and what it was chosen from, for whoever reads the trace."""
+    if not span.is_recording():
+        return
+    if isinstance(decided, Rejection):
+        span.set_attribute("mooncake.rejected", decided.reason)
+        return
+    span.set_attribute("mooncake.prefill", decided.prefill)
+    span.set_attribute("mooncake.decode", decided.decode)
+    span.set_attribute("mooncake.fetch_blocks", decided.fetch_blocks)
+    span.set_attribute("mooncake.prefix_blocks", decided.prefix_blocks)
+    for candidate in decided.candidates():
+        span.add_event(
+            "candidate",
+            {
+                "instance": candidate.instance,
+                "own_blocks": candidate.own_blocks,
+                "fetch_blocks": candidate.fetch_blocks,
+                "queue_s": candidate.queue,
+                "price_s": candidate.price,
+            },
+        )

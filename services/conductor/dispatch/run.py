@@ -1,0 +1,375 @@
+"""One request in flight: a thin shell around its attempts and its token stream. Lives as long as its iterator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.trace import Span, StatusCode
+
+from services.conductor.dispatch import events, metrics
+from services.conductor.dispatch.asking import Letters, Work, work
+from services.conductor.dispatch.attempts import Attempt, Attempts, Left, Side
+from services.conductor.dispatch.mesh import Mesh
+from services.conductor.dispatch.placing import Placement
+from services.conductor.dispatch.stream import TokenStream
+from services.conductor.generation import Generation, Token
+from services.conductor.scheduling import Objectives, Rejection
+from shared.errors import AttemptFailed, Contended, DoesNotFit, MooncakeError, NoRoom, PoolFull, Unavailable
+from shared.messages import Ref
+from shared.telemetry import log, tracer
+
+BACKOFF = 0.1
+LONGEST_BACKOFF = 1.0
+FIRST_TOKEN_FACTOR = 4.0
+"""A first token this many times later than predicted (and later than the stall bound) is a stall."""
+
+logger = log("dispatch")
+
+
+class Effort:
+    """One live attempt as the run holds it: its booking, its letters, its tasks, its span."""
+
+    def __init__(self, attempt: Attempt, placement: Placement, letters: Letters, span: Span, now: float) -> None:
+        self.attempt = attempt
+        self.placement = placement
+        self.letters = letters
+        self.span = span
+        self.started = now
+        self.first: float | None = None
+        self.drew: set[Side] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        with trace.use_span(self.span, end_on_exit=False):
+            task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def end(self, reason: str = "") -> None:
+        """Idempotent. Messages to instances are the run's."""
+        for task in self.tasks:
+            task.cancel()
+        self.placement.booking.end()
+        if reason:
+            self.span.set_status(StatusCode.ERROR, reason)
+        self.span.end()
+
+
+class Run:
+    """``inbox``: what happened to it, from the bus, its own questions and the roster."""
+
+    def __init__(self, mesh: Mesh, generation: Generation, now: float) -> None:
+        self.generation = generation
+        self.inbox: asyncio.Queue[events.Event] = asyncio.Queue()
+        self.attempts = Attempts(mesh.settings.max_attempts)
+        self.stream = TokenStream(generation.sampling.choices, mesh.settings.silence_s, now)
+        self.effort: Effort | None = None
+        self._mesh = mesh
+        self._loop = asyncio.get_running_loop()
+        self._place_at: float | None = now
+        self._place_until: float | None = None
+        self._backoff = BACKOFF
+        self._bus_lost: float | None = None
+        self._failure: MooncakeError | None = None
+        self._abandoned: MooncakeError | None = None
+        self._objectives: Objectives | None = objectives(mesh, generation)
+
+    async def tokens(self) -> AsyncGenerator[Token, None]:
+        try:
+            self._place_if_due()
+            while not self.stream.complete:
+                for token in self._take(await self._next()):
+                    yield token
+            self._finish()
+        finally:
+            self._close()
+
+    def abandon(self, error: MooncakeError) -> None:
+        """Have the iterator raise ``error`` as soon as it is asked for the next token."""
+        self._abandoned = error
+        self.inbox.put_nowait(events.BusChanged(self._bus_lost is None))
+
+    # -- waiting ---------------------------------------------------------------------------------------
+
+    async def _next(self) -> events.Event | None:
+        """The next event, or None when something is due."""
+        if self._abandoned:
+            raise self._abandoned
+        if not self.inbox.empty():
+            return self.inbox.get_nowait()
+        try:
+            async with asyncio.timeout_at(self._due()):
+                return await self.inbox.get()
+        except TimeoutError:
+            self._on_time()
+            return None
+
+    def _due(self) -> float:
+        if self._bus_lost is not None:
+            return self._bus_lost + self._mesh.settings.bus_patience_s
+        if self._place_at is not None:
+            return self._place_at
+        return min(self.stream.ask_at(), self._stall_at())
+
+    def _on_time(self) -> None:
+        now = self._loop.time()
+        if self._bus_lost is not None:
+            if now >= self._bus_lost + self._mesh.settings.bus_patience_s:
+                raise AttemptFailed("the bus did not come back in time")
+            return
+        self._place_if_due()
+        if self.effort and now >= self._stall_at():
+            self._left(self.attempts.stalled(self.effort.attempt.number))
+        elif self.effort:
+            self._ask_since(self.effort, now)
+
+    def _stall_at(self) -> float:
+        """No token until then means that something is lost which nobody noticed."""
+        if self.effort is None:
+            return float("inf")
+        patience = self._mesh.settings.stall_s
+        if self.effort.first is None:
+            patience = max(patience, FIRST_TOKEN_FACTOR * self.effort.placement.decision.ttft)
+        return self.stream.progress + patience
+
+    def _ask_since(self, effort: Effort, now: float) -> None:
+        """Rule: since. Decode answers from index 0; before it has drawn anything only prefill may know the first."""
+        for choice, index in self.stream.questions(now):
+            for part in effort.attempt.parts.values():
+                if part.accepted and part.needed:
+                    effort.spawn(self._since(effort, part.ref, choice, index))
+
+    async def _since(self, effort: Effort, ref: Ref, choice: int, index: int) -> None:
+        for event in await self._mesh.teller.since(ref, effort.letters.since(ref, choice, index)):
+            self.inbox.put_nowait(event)
+
+    # -- what happened ---------------------------------------------------------------------------------
+
+    def _take(self, event: events.Event | None) -> list[Token]:
+        match event:
+            case events.Arrived():
+                return self._arrived(event)
+            case events.Took():
+                self._took(event)
+            case events.Refusal():
+                self._left(self.attempts.refused(event.attempt, event.side, event.error))
+            case events.NotHeld():
+                self._left(self.attempts.unknown(event.attempt, event.sender))
+            case events.GivenUp():
+                self._left(self.attempts.gone(event.attempt, event.sender, event.error))
+            case events.Died():
+                self._left(self.attempts.died(event.ref))
+            case events.BusChanged():
+                self._bus_changed(event.up)
+            case None:
+                pass
+        return []
+
+    def _took(self, event: events.Took) -> None:
+        effort = self.effort
+        if effort is None or effort.attempt.number != event.attempt:
+            return
+        ref = effort.attempt.parts[event.side].ref
+        if self.attempts.accepted(event.attempt, event.side):
+            self._mesh.lists.accept(ref, (self.generation.id, event.attempt))
+        if event.load:
+            self._mesh.ledger.report(ref.id, event.load, self._loop.time())
+            self.settle(ref)
+
+    def settle(self, ref: Ref) -> None:
+        """A load report of an instance that covers this attempt was taken in."""
+        if self.effort and self.effort.attempt.side_of(ref) is Side.PREFILL:
+            self.effort.placement.booking.settle_prefill()
+        elif self.effort and self.effort.attempt.side_of(ref) is Side.DECODE:
+            self.effort.placement.booking.settle_decode()
+
+    def _arrived(self, event: events.Arrived) -> list[Token]:
+        effort, now = self.effort, self._loop.time()
+        side = self.attempts.token_from(event.attempt, event.sender)
+        if effort is None or side is None:
+            metrics.STALE.inc()
+            return []
+        ready = self.stream.receive(event.attempt, event.output, event.usage, now)
+        if side not in effort.drew:
+            self._drew(effort, side)
+        if ready and effort.first is None:
+            self._first_token(effort, ready[0], now)
+        return ready
+
+    def _drew(self, effort: Effort, side: Side) -> None:
+        """The first token of one side: it has surely accepted; that of decode releases prefill."""
+        effort.drew.add(side)
+        id = (self.generation.id, effort.attempt.number)
+        self._mesh.lists.accept(effort.attempt.parts[side].ref, id)
+        if side is Side.DECODE:
+            self._mesh.lists.remove(effort.placement.prefill, id, complete=True)
+
+    def _first_token(self, effort: Effort, token: Token, now: float) -> None:
+        effort.first = now
+        effort.placement.booking.prefilled(now)
+        self._mesh.counts.served[effort.placement.prefill.id] += 1
+        predicted, actual = effort.placement.decision.ttft, now - effort.started
+        metrics.TTFT_PREDICTED.observe(predicted)
+        metrics.TTFT_ACTUAL.observe(actual)
+        if predicted > 0:
+            metrics.TTFT_RATIO.observe(actual / predicted)
+        metrics.PROMPT_TOKENS.inc(effort.placement.ask.tokens)
+        if token.usage:
+            metrics.HIT_TOKENS.inc(token.usage.cached_tokens)
+
+    def _bus_changed(self, up: bool) -> None:
+        """Running streams wait for the bus, then ask for what they missed."""
+        if up:
+            self._bus_lost = None
+            self.stream.ask_now(self._loop.time())
+        elif self._bus_lost is None:
+            self._bus_lost = self._loop.time()
+
+    # -- attempts --------------------------------------------------------------------------------------
+
+    def _place_if_due(self) -> None:
+        now = self._loop.time()
+        if self._place_at is None or now < self._place_at:
+            return
+        todo = self._work(now)
+        placed = self._mesh.placer.place(
+            self.generation, len(todo.tokens), todo.keys, todo.drawn, self.attempts.avoid, self._objectives, now
+        )
+        if isinstance(placed, Rejection):
+            self._unplaced(placed, now)
+        else:
+            self._begin(todo, placed, now)
+
+    def _work(self, now: float) -> Work:
+        outputs = self.stream.resume(self.attempts.number + 1, now)
+        namespace = self._mesh.roster.namespace
+        return work(self.generation, outputs, namespace.block_size if namespace else 1)
+
+    def _unplaced(self, rejection: Rejection, now: float) -> None:
+        """A new request is refused; one that was accepted before waits a while, then asks those it avoided again."""
+        if self._objectives is not None:
+            metrics.REJECTED.labels(rejection.reason).inc()
+            self._mesh.counts.rejected += 1
+            raise rejected(rejection)
+        if self._place_until is None:
+            self._place_until = now + self._mesh.settings.placement_patience_s
+        if now >= self._place_until:
+            raise self._failed()
+        self.attempts.forgive()
+        self._place_at = now + self._backoff
+        self._backoff = min(2 * self._backoff, LONGEST_BACKOFF)
+
+    def _begin(self, todo: Work, placement: Placement, now: float) -> None:
+        mesh = self._mesh
+        self._place_at = self._place_until = self._objectives = None
+        attempt = self.attempts.begin(placement.prefill, placement.decode)
+        lists = {side: mesh.lists.last(part.ref) for side, part in attempt.parts.items()}
+        letters = Letters(mesh.me, todo, placement, attempt, lists)
+        span = tracer().start_span("attempt", attributes=span_attributes(self.generation.id, attempt))
+        self.effort = effort = Effort(attempt, placement, letters, span, now)
+        for side, part in attempt.parts.items():
+            mesh.lists.add(part.ref, (self.generation.id, attempt.number))
+            effort.spawn(self._ask(effort, side, part.ref))
+        metrics.PLACED.labels("fetch" if placement.decision.fetch_blocks else "own").inc()
+        if todo.drawn:
+            mesh.counts.migrated += 1
+            metrics.MIGRATIONS.inc()
+
+    async def _ask(self, effort: Effort, side: Side, ref: Ref) -> None:
+        write = effort.letters.submit if side is Side.PREFILL else effort.letters.admit
+        slo = (self.generation.slo_ttft_ms or self._mesh.settings.slo_ttft_ms) / 1000
+
+        def make() -> Any:
+            age = max(self._loop.time() - self.generation.arrived, 0.0)
+            return write(age, slo - age)
+
+        self.inbox.put_nowait(await self._mesh.teller.ask(side, ref, make))
+
+    def _left(self, left: Left | None) -> None:
+        """An attempt ended; choose again, unless there is nothing to gain by it."""
+        if left is None:
+            return
+        self._release(left.reason)
+        logger.info("attempt left", request=self.generation.id, attempt=left.attempt.number, reason=left.reason)
+        if left.fatal and left.error:
+            raise left.error
+        self._failure = left.error or AttemptFailed(f"attempt {left.attempt.number} ended: {left.reason}")
+        if self.attempts.exhausted:
+            raise self._failed()
+        self._mesh.counts.retried += 1
+        metrics.RETRIES.labels(metrics.reason(left.reason)).inc()
+        self._place_at = self._loop.time()
+        self._place_if_due()
+
+    def _failed(self) -> MooncakeError:
+        """What a request that cannot go on fails with."""
+        if not self.stream.started and isinstance(self._failure, DoesNotFit):
+            return self._failure
+        if not self.stream.started and isinstance(self._failure, NoRoom | PoolFull):
+            return Contended("no_room: every instance refused", field="no_room", retry_after_ms=1000)
+        why = f": {self._failure.message}" if self._failure else ""
+        return AttemptFailed(f"gave up after {self.attempts.number} attempts{why}")
+
+    # -- the end ---------------------------------------------------------------------------------------
+
+    def _release(self, reason: str) -> None:
+        """Leave the live attempt: both instances are told, and it is listed no longer (rule: cancel)."""
+        effort, self.effort = self.effort, None
+        if effort is None:
+            return
+        for part in effort.attempt.parts.values():
+            self._mesh.lists.remove(part.ref, (self.generation.id, effort.attempt.number), complete=False)
+            self._mesh.spawn(self._mesh.teller.send(part.ref, effort.letters.cancel(part.ref, reason)))
+        effort.end(reason)
+
+    def _finish(self) -> None:
+        """All tokens are here: the instance that drew the last may forget them, the other one has nothing to do."""
+        effort, self.effort = self.effort, None
+        attempt = self.attempts.finish()
+        if effort is None or attempt is None:
+            return
+        by_decode = not attempt.parts[Side.PREFILL].needed
+        for side, part in attempt.parts.items():
+            drew = (side is Side.DECODE) == by_decode
+            self._mesh.lists.remove(part.ref, (self.generation.id, attempt.number), complete=drew)
+            if not drew and part.needed:
+                self._mesh.spawn(self._mesh.teller.send(part.ref, effort.letters.cancel(part.ref, "finished")))
+        if by_decode:
+            self._mesh.counts.served[effort.placement.decode.id] += 1
+        effort.end()
+
+    def _close(self) -> None:
+        """Whatever the reason, nothing of it stays."""
+        self.attempts.finish()
+        self._release("closed")
+
+
+def objectives(mesh: Mesh, generation: Generation) -> Objectives:
+    settings = mesh.settings
+    return Objectives(
+        ttft=(generation.slo_ttft_ms or settings.slo_ttft_ms) / 1000,
+        tbt=(generation.slo_tbt_ms or settings.slo_tbt_ms) / 1000,
+    )
+
+
+def rejected(rejection: Rejection) -> MooncakeError:
+    retry = max(int(rejection.retry_after * 1000), 1)
+    match rejection.reason:
+        case "does_not_fit":
+            return DoesNotFit("prompt and output are larger than the KV pool of any decode instance")
+        case "no_prefill" | "no_decode":
+            return Unavailable(f"{rejection.reason}: no instance to serve the request", retry_after_ms=1000)
+        case reason:
+            return Contended(f"{reason}: the latency objective would be missed", field=reason, retry_after_ms=retry)
+
+
+def span_attributes(request: str, attempt: Attempt) -> dict[str, str | int]:
+    return {
+        "mooncake.request": request,
+        "mooncake.attempt": attempt.number,
+        "mooncake.prefill": attempt.parts[Side.PREFILL].ref.id,
+        "mooncake.decode": attempt.parts[Side.DECODE].ref.id,
+    }

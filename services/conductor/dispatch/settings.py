@@ -1,0 +1,42 @@
+"""Settings of scheduling and dispatch; the conductor's own settings extend them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+PolicyName = Literal["global_cache", "paper", "least_loaded", "local_cache", "round_robin", "random"]
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class DispatchSettings(msgspec.Struct, frozen=True, kw_only=True):
+    policy: Annotated[PolicyName, Meta(description="How instances are chosen.")] = "global_cache"
+    kvcache_balancing_threshold: Annotated[
+        float, Meta(description="A prefix is fetched only when it is this many times longer than the own one.", gt=0)
+    ] = 2.0
+    slo_ttft_ms: Annotated[int, Meta(description="Objective for the time to the first token.", ge=1)] = 30_000
+    slo_tbt_ms: Annotated[int, Meta(description="Objective for the time between tokens.", ge=1)] = 200
+    expected_output: Annotated[
+        int, Meta(description="Output tokens to plan for where the request allows more.", ge=1)
+    ] = 256
+    link_rate: Annotated[
+        float, Meta(description="Bytes per second assumed of a link that nobody has measured yet.", gt=0)
+    ] = 1e9
+    max_attempts: Annotated[int, Meta(description="Attempts at a request before it fails.", ge=1, le=100)] = 5
+    ask_timeout_s: Annotated[Seconds, Meta(description="Wait for an answer of an instance before asking again.")] = 1.0
+    ask_patience_s: Annotated[Seconds, Meta(description="Unanswered for so long counts as a refusal.")] = 10.0
+    silence_s: Annotated[Seconds, Meta(description="Silence of a stream after which its tokens are asked for.")] = 2.0
+    stall_s: Annotated[Seconds, Meta(description="A stream without a new token for so long is moved.")] = 60.0
+    suspect_after_s: Annotated[Seconds, Meta(description="Silent for so long: an instance gets no new work.")] = 3.0
+    dead_after_s: Annotated[Seconds, Meta(description="Silent for so long: an instance counts as dead.")] = 10.0
+    hung_after_s: Annotated[
+        Seconds, Meta(description="Busy without an engine step for so long: an instance counts as dead.")
+    ] = 60.0
+    placement_patience_s: Annotated[
+        Seconds, Meta(description="How long a request that was accepted before waits for another instance.")
+    ] = 20.0
+    bus_patience_s: Annotated[Seconds, Meta(description="How long running streams wait for the bus to come back.")] = (
+        60.0
+    )
