@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import secrets
 import signal
@@ -19,7 +20,7 @@ from cli.plan import Plan, Wiring
 from cli.probe import socket_listens, why_not_bindable, why_unreachable
 from cli.ready import Ready
 from cli.settings import UpSettings
-from cli.supervisor import Supervisor
+from cli.supervisor import WRONG_SETTING, Supervisor
 from shared.config import load, usage
 from shared.embedded import free_port
 from shared.errors import ConfigError, DeadlineExceeded, MooncakeError
@@ -38,13 +39,15 @@ PAUSE = 0.1
 def up(arguments: tuple[str, ...]) -> None:
     """Start a whole mesh on this machine (`mooncake up --help` lists its settings)."""
     if {"-h", "--help"} & set(arguments):
-        click.echo(f"{UpSettings.__doc__}\n\n{usage(settings_of(UpSettings), 'mooncake up')}")
+        click.echo(f"{inspect.getdoc(UpSettings)}\n\n{usage(settings_of(UpSettings), 'mooncake up')}")
         return
     try:
         settings = load(UpSettings, arguments, prog="up")
         code = asyncio.run(Up(settings).run())
     except MooncakeError as error:
-        raise click.ClickException(error.message) from None
+        failure = click.ClickException(error.message)
+        failure.exit_code = WRONG_SETTING if isinstance(error, ConfigError) else 1
+        raise failure from None
     sys.exit(code)
 
 

@@ -19,7 +19,7 @@ SECRET = {"secret": True}
 """``Meta(extra=SECRET)``: never shown, neither in errors nor in documentation."""
 
 UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", re.IGNORECASE)
+SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,12 @@ def bare_type(annotation: Any) -> Any:
     return annotation
 
 
+def _optional(annotation: Any) -> bool:
+    if typing.get_origin(annotation) is Annotated:
+        annotation = typing.get_args(annotation)[0]
+    return type(None) in typing.get_args(annotation)
+
+
 def _kind(annotation: Any) -> str:
     """Type of a setting in words: ``int``, ``true or false``, ``a, b or c``, ``list of str``."""
     bare = bare_type(annotation)
@@ -137,7 +143,7 @@ def _parsed(setting: Setting, raw: object) -> object:
         return raw.lower() in ("yes", "on")
     if is_list(bare):
         return [part.strip() for part in raw.split(",") if part.strip()]
-    if raw.lower() in ("", "none") and type(None) in typing.get_args(setting.annotation):
+    if raw.lower() in ("", "none") and _optional(setting.annotation):
         return None
     return raw
 
