@@ -74,6 +74,18 @@ class Result:
     error: MooncakeError | None = None
 
 
+@dataclass(frozen=True)
+class Generations:
+    """Where a peer that maps a segment reads the generation of its slots: word i (uint64, native order) from ``offset``
+    of the shared-memory file ``fd`` belongs to bytes [i * slot_bytes, (i + 1) * slot_bytes). The owner changes a word
+    before the first new byte (``bump_first``). A mapped READ is right when the word of each slot it touches equals
+    its grant."""
+
+    fd: int
+    slot_bytes: int
+    offset: int = 0
+
+
 class Guard(Protocol):
     """Decides at the target. Called on transport threads: must be thread-safe and quick, and must not block."""
 
@@ -127,10 +139,20 @@ Resolver = Callable[[str], Awaitable[Peer]]
 class TransferEngine(Protocol):
     """One per store agent. Coroutines run on the agent's loop; the data moves on threads that the GIL does not hold."""
 
-    def register_local_memory(self, buffer: memoryview, location: str = "cpu:0", *, name: str, fd: int = -1) -> None:
-        """Register writable memory as segment ``name``. ``fd``: the shared-memory file behind it, if peers on this host
-        may map it. Raises Overlap (adjacent is fine) and InvalidInput. The caller keeps the buffer alive until
-        unregister returned."""
+    def register_local_memory(
+        self,
+        buffer: memoryview,
+        location: str = "cpu:0",
+        *,
+        name: str,
+        fd: int = -1,
+        fd_offset: int = 0,
+        generations: Generations | None = None,
+    ) -> None:
+        """Register writable memory as segment ``name``. ``fd``: the shared-memory file whose bytes from ``fd_offset``
+        are the buffer, if peers on this host may map it. Without ``generations`` the guard is asked after each mapped
+        READ. Raises Overlap (adjacent is fine) and InvalidInput. The caller keeps the buffer alive until unregister
+        returned."""
 
     async def unregister_local_memory(self, name: str, timeout: float) -> None:
         """Waits for transfers in flight on it, refuses new ones."""
@@ -146,8 +168,8 @@ class TransferEngine(Protocol):
         """Raises InvalidInput while any of its requests is in flight."""
 
     async def transfer(self, requests: Sequence[Request], timeout: float) -> list[Result]:
-        """Submit and wait; results in input order. At the deadline what is unfinished FAILED with DeadlineExceeded *and*
-        can no longer touch the local buffers (its connection is destroyed if need be: ``dest_held``)."""
+        """Submit and wait; results in input order. At the deadline what is unfinished FAILED with DeadlineExceeded
+        *and* can no longer touch the local buffers (its connection is destroyed if need be: ``dest_held``)."""
 
     async def call(self, peer: Ref, payload: bytes, timeout: float) -> bytes:
         """Ask the agent ``peer``. Connects on first use. Raises PeerGone, DeadlineExceeded, StaleIncarnation, and what
@@ -161,8 +183,9 @@ class TransferEngine(Protocol):
         """As a writer: wait until no slice with these grants is in flight, all paths included (``drain_reported``)."""
 
     async def destroy_endpoints(self, peer: Ref) -> None:
-        """As a target: destroy our ends of all endpoints from ``peer`` and wait until our own receivers and shared-memory
-        executors for it have let go (``own_side``, ``all_paths``, ``join_receivers``). They may be rebuilt later."""
+        """As a target: destroy our ends of all endpoints from ``peer`` and wait until our own receivers and
+        shared-memory executors for it have let go (``own_side``, ``all_paths``, ``join_receivers``). They may be
+        rebuilt later."""
 
     async def start(self) -> None: ...
 

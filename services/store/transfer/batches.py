@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import TYPE_CHECKING
 
-from shared.errors import InvalidInput, MooncakeError
 from services.store.transfer.base import Request, Result, Status
 from services.store.transfer.segments import Segment
 from services.store.transfer.wire import KIB, MIB, Kind, SegmentRef
+from shared.errors import InvalidInput, MooncakeError
+
+if TYPE_CHECKING:
+    from services.store.transfer.mapping import Mapping
 
 SLICE_FLOOR = 16 * KIB
 SLICE_CEILING = 4 * MIB
@@ -18,7 +22,7 @@ class Job:
     """One request. It ends when its last slice is settled, so that a job that failed has nothing left in flight
     that could touch its memory (``dest_held``). ``local`` is None when the request was wrong from the start."""
 
-    __slots__ = ("batch", "error", "local", "moved", "open", "request", "status", "transport")
+    __slots__ = ("batch", "error", "local", "mapping", "moved", "open", "request", "status", "transport")
 
     def __init__(self, batch: Batch, request: Request, local: Segment | None) -> None:
         self.batch = batch
@@ -26,6 +30,7 @@ class Job:
         self.local = local
         self.status = Status.WAITING
         self.transport = ""
+        self.mapping: Mapping | None = None
         self.error: MooncakeError | None = None
         self.moved = 0
         self.open = 0

@@ -6,10 +6,10 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 
-from shared.errors import DeadlineExceeded, InternalError, MooncakeError, PeerGone, ProtocolError
-from shared.messages import Ref
 from services.store.transfer.base import CallHandler
 from services.store.transfer.wire import Header, Kind, Parser, pack, pack_fault, pack_ids, parse_fault, parse_ids
+from shared.errors import DeadlineExceeded, InternalError, MooncakeError, PeerGone, ProtocolError
+from shared.messages import Ref
 
 Reaper = Callable[[Ref, list[int]], Awaitable[None]]
 
@@ -76,11 +76,12 @@ class Caller(Channel):
         try:
             self.say(kind, tag, body)
             async with asyncio.timeout(timeout):
-                return await answer
+                answered: bytes = await answer
         except TimeoutError:
             raise DeadlineExceeded(f"no answer within {timeout:g} s") from None
         finally:
             self._asked.pop(tag, None)
+        return answered
 
     def heard(self, header: Header, body: bytes) -> None:
         if header.kind not in (Kind.ANSWER, Kind.FAULT, Kind.REAPED):
@@ -103,7 +104,9 @@ class Caller(Channel):
 class Callee(Channel):
     """The target's end: runs the handler, a task a call."""
 
-    def __init__(self, peer: Ref, on_call: CallHandler | None, reaper: Reaper, on_end: Callable[[Callee], None]) -> None:
+    def __init__(
+        self, peer: Ref, on_call: CallHandler | None, reaper: Reaper, on_end: Callable[[Callee], None]
+    ) -> None:
         super().__init__()
         self.peer = peer
         self._on_call = on_call

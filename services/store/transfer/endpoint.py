@@ -1,4 +1,5 @@
-"""The connections to one peer: data streams and the control stream, made on first use and made again when they break."""
+"""The connections to one peer: data streams and the control stream, made on first use and made again when they
+break."""
 
 from __future__ import annotations
 
@@ -10,16 +11,17 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from shared.errors import MooncakeError, PeerRefused, ProtocolError, StaleIncarnation
-from shared.messages import Ref
-from services.store.transfer.base import Peer, Resolver
-from services.store.transfer.batches import Job, Slice
+from services.store.transfer.base import Resolver
+from services.store.transfer.batches import Job
 from services.store.transfer.control import Caller, attach
 from services.store.transfer.handshake import Role, hello, initiate
 from services.store.transfer.link import FRAME_BYTES, Link
+from services.store.transfer.metrics import INITIATOR
 from services.store.transfer.sockets import block, connect
 from services.store.transfer.stream import Stream
 from services.store.transfer.threads import off_loop
+from shared.errors import MooncakeError, PeerRefused, ProtocolError, StaleIncarnation
+from shared.messages import Ref
 
 TRIES = 3
 BACK_OFF = 0.05
@@ -36,11 +38,12 @@ class Local:
     shm: str
     timeout: float
     streams: int
+    push: bool
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 Shaken = tuple[socket.socket, list[int] | None]
-Assign = Callable[[Peer, Job], Awaitable[list[Slice]]]
+Assign = Callable[[Link, Job], Awaitable[None]]
 Room = Callable[["Endpoint"], Awaitable[None]]
 
 
@@ -49,7 +52,7 @@ class Endpoint:
 
     def __init__(self, ref: Ref, local: Local, assign: Assign, room: Room) -> None:
         self.ref = ref
-        self.link = Link(ref, local.lock)
+        self.link = Link(ref, local.lock, local.push)
         self._local = local
         self._assign_job = assign
         self._room = room
@@ -114,17 +117,9 @@ class Endpoint:
     async def _assign(self) -> None:
         with self._local.lock:
             job = self.link.parked[0] if self.link.parked else None
-        if job is None or self.link.peer is None:
+        if job is None:
             return
-        slices, error = [], None
-        try:
-            slices = await self._assign_job(self.link.peer, job)
-        except MooncakeError as e:
-            error = e
-        with self._local.lock:
-            if job in self.link.parked:  # else it expired meanwhile
-                self.link.parked.remove(job)
-                self.link.submit(slices) if slices else job.finish(error)
+        await self._assign_job(self.link, job)
 
     async def _reap(self) -> None:
         """Rule: all_completions. What a broken stream had sent counts as in flight until the target let go of it."""
@@ -162,6 +157,7 @@ class Endpoint:
             self.link.judge(known, live)
             self.link.join(stream)
         self._streams.add(stream)
+        INITIATOR.inc()
         stream.thread.start()
 
     def _shake(self, role: Role, number: int) -> Shaken:
@@ -183,6 +179,7 @@ class Endpoint:
             self._loop.call_soon_threadsafe(self._forget, stream)
 
     def _forget(self, stream: Stream) -> None:
+        INITIATOR.dec()
         self._streams.discard(stream)
         self.mend()
 

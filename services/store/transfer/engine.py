@@ -6,29 +6,65 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
-from shared.errors import DeadlineExceeded, Fenced, InvalidInput, MooncakeError, NoTransport, OutOfRange, PeerGone
-from shared.messages import Ref
-from services.store.transfer.base import CallHandler, Guard, Op, OpenGuard, Peer, Request, Resolver, Result
-from services.store.transfer.batches import Batch, BatchTable, Job, Slice, cut, slice_size
+from services.store.transfer.base import (
+    CallHandler,
+    Generations,
+    Guard,
+    Op,
+    OpenGuard,
+    Peer,
+    Request,
+    Resolver,
+    Result,
+    Status,
+)
+from services.store.transfer.batches import SLICE_CEILING, Batch, BatchTable, Job, Slice, cut, slice_size
+from services.store.transfer.copier import Copier
 from services.store.transfer.endpoint import Endpoint, Local
 from services.store.transfer.endpoints import EndpointPool
 from services.store.transfer.handshake import Hello
+from services.store.transfer.host import host_id as find_host_id
 from services.store.transfer.link import Link
+from services.store.transfer.mapping import Mappings
+from services.store.transfer.metrics import IN_FLIGHT, finished
 from services.store.transfer.policy import TransportPolicy
+from services.store.transfer.routes import Route, Routes
 from services.store.transfer.segments import Memory, Segment, Segments
 from services.store.transfer.server import Server
+from services.store.transfer.sharing import Sharing
+from services.store.transfer.threads import off_loop
+from services.store.transfer.wake import surely, teller
 from services.store.transfer.wire import MAX_LENGTH, Kind, SegmentRef
+from shared.errors import (
+    DeadlineExceeded,
+    Fenced,
+    InvalidInput,
+    MooncakeError,
+    NoTransport,
+    NotRegistered,
+    OutOfRange,
+    PeerGone,
+)
+from shared.messages import Ref
 
 AT_CAP = 0.02
+KINDS = {
+    (Op.READ, False): Kind.READ,
+    (Op.WRITE, False): Kind.WRITE,
+    (Op.READ, True): Kind.COPY,
+    (Op.WRITE, True): Kind.PULL,
+}
 
 
 class Engine:
     """Implements :class:`services.store.transfer.base.TransferEngine`.
 
     ``host`` and ``port``: where the data port listens (0: any free port, see ``peer``). ``advertise``: the host
-    that others are told, ``host`` where empty. ``streams``: data connections to a peer at most; ``endpoints``: peers
-    connected at most, idle ones beyond it are disconnected. ``connect_timeout`` bounds a connection attempt and a
-    handshake, ``submit_timeout`` what ``submit_transfer`` started. Seconds.
+    that others are told, ``host`` where empty. ``shm``: the Unix socket where descriptors are passed (``@name`` or a
+    path; empty: an abstract one of our own); ``host_id``: as :func:`host.host_id` finds it, "" to share no memory.
+    ``streams``: data connections to a peer at most; ``endpoints``: peers connected at most, idle ones beyond it are
+    disconnected. ``connect_timeout`` bounds a connection attempt and a handshake, ``submit_timeout`` what
+    ``submit_transfer`` started. Seconds.
     """
 
     def __init__(
@@ -40,7 +76,8 @@ class Engine:
         host: str = "127.0.0.1",
         port: int = 0,
         advertise: str = "",
-        host_id: str = "",
+        host_id: str | None = None,
+        shm: str = "",
         policy: TransportPolicy | None = None,
         guard: Guard | None = None,
         on_call: CallHandler | None = None,
@@ -56,9 +93,18 @@ class Engine:
         self._submit_timeout = submit_timeout
         self._segments = Segments()
         self._batches = BatchTable()
-        self._local = Local(ref, secret, resolve, host_id, "", connect_timeout, streams)
+        guard = guard or OpenGuard()
+        identity = find_host_id() if host_id is None else host_id
+        address = (shm or f"@mooncake-{ref.id}-{ref.incarnation:x}") if identity else ""
+        self._local = Local(
+            ref, secret, resolve, identity, address, connect_timeout, streams, "tcp" in self._policy.order
+        )
         self._lock = self._local.lock
-        self._server = Server(ref, secret, self._segments, guard or OpenGuard(), self._map, on_call, connect_timeout)
+        self._mappings = Mappings(ref, secret, connect_timeout)
+        self._routes = Routes(self._policy, self._mappings, identity)
+        self._copier = Copier(self._lock, self._verify)
+        self._sharing = Sharing(ref, secret, self._segments, isinstance(guard, OpenGuard), connect_timeout)
+        self._server = Server(ref, secret, self._segments, guard, self._map, on_call, connect_timeout)
         self._endpoints: dict[Ref, Endpoint] = {}
         self._pool: EndpointPool[Ref] = EndpointPool(endpoints)
         self._port = 0
@@ -67,6 +113,9 @@ class Engine:
     async def start(self) -> None:
         """Listen. Raises ConfigError."""
         self._loop = asyncio.get_running_loop()
+        self._mappings.start()
+        if self._local.shm:
+            self._sharing.start(self._local.shm)
         self._port = self._server.start(*self._bind)
 
     def peer(self) -> Peer:
@@ -78,16 +127,33 @@ class Engine:
         for endpoint in list(self._endpoints.values()):
             await endpoint.close(error)
         await self._server.close()
+        self._sharing.close()
+        if (thread := self._copier.close()) is not None:
+            await off_loop(thread.join, "transfer-join", lambda _: None)
+        self._mappings.close()
 
     # -- memory ----------------------------------------------------------------------------------------------
 
-    def register_local_memory(self, buffer: memoryview, location: str = "cpu:0", *, name: str, fd: int = -1) -> None:
-        self._segments.register(Segment(name, buffer, location, fd))
+    def register_local_memory(
+        self,
+        buffer: memoryview,
+        location: str = "cpu:0",
+        *,
+        name: str,
+        fd: int = -1,
+        fd_offset: int = 0,
+        generations: Generations | None = None,
+    ) -> None:
+        segment = Segment(name, buffer, location, fd, fd_offset, generations)
+        self._segments.register(segment)
+        if fd >= 0:
+            self._sharing.shares(segment)
 
     async def unregister_local_memory(self, name: str, timeout: float) -> None:
         """Raises DeadlineExceeded while transfers are in flight on it: it takes no new ones, ask again."""
         idle = asyncio.get_running_loop().create_future()
-        segment = self._segments.retire(name, _teller(idle))
+        segment = self._segments.retire(name, teller(idle))
+        self._sharing.withdraws(segment)
         if not (await asyncio.wait({idle}, timeout=timeout))[0]:
             raise DeadlineExceeded(f"segment {name} is in use by {segment.users} transfers")
         self._segments.forget(segment)
@@ -112,13 +178,13 @@ class Engine:
         batch = self._batches.allocate(len(requests), self._finished)
         done = self._running().create_future()
         jobs = self._submit(batch, requests)
-        self._watch(batch, _teller(done))
+        self._watch(batch, teller(done))
         try:
             await asyncio.wait({done}, timeout=timeout)
         finally:  # also when the caller was cancelled
             if not done.done():
                 self._expire(jobs, f"not completed within {timeout:g} s")
-                await _surely(done)
+                await surely(done)
             self._batches.free(batch.number)
         return batch.results()
 
@@ -126,6 +192,7 @@ class Engine:
         if len(batch.jobs) + len(requests) > batch.size:
             raise InvalidInput(f"batch {batch.number} has room for {batch.size} requests", field="requests")
         jobs = [self._job(batch, request) for request in requests]
+        IN_FLIGHT.inc(len(jobs))
         touched = {job.request.peer for job in jobs if job.error is None}
         with self._lock:
             for job in jobs:
@@ -153,42 +220,78 @@ class Engine:
         return job
 
     def _begin(self, job: Job) -> None:
+        """Under the lock: on its way, or parked until its peer and transport are known."""
         link = self._endpoint(job.request.peer).link
         if link.refuses(job):
-            job.finish(Fenced("the landing was fenced"))
-        elif link.peer is None or link.parked:
-            link.park(job)
-        elif (slices := self._assign_now(link, job)) is None:
+            return job.finish(Fenced("the landing was fenced"))
+        if link.peer is None or link.parked:
+            return link.park(job)
+        try:
+            route = self._routes.now(link.peer, job, link.pullable)
+        except MooncakeError as e:
+            return job.finish(e)
+        if route is None:
             link.park(job)
         else:
-            link.submit(slices)
+            self._send(link, job, route)
 
-    def _assign_now(self, link: Link, job: Job) -> list[Slice] | None:
-        """The slices of a job, None where its transport is not known without waiting."""
-        return self._over_tcp(job, link.queued_bytes)
+    async def _assign(self, link: Link, job: Job) -> None:
+        """Find the transport of a parked job."""
+        assert link.peer is not None
+        route, error = None, None
+        try:
+            route = await self._routes.find(link.peer, job, link.pullable)
+        except MooncakeError as e:
+            error = e
+        with self._lock:
+            if job not in link.parked:
+                return  # it was given up meanwhile
+            link.parked.remove(job)
+            if route is None:
+                job.finish(error)
+            else:
+                self._send(link, job, route)
 
-    async def _assign(self, peer: Peer, job: Job) -> list[Slice]:
-        """Choose the transport of a job and cut it. Raises NoTransport."""
-        return self._over_tcp(job, 0)
-
-    def _over_tcp(self, job: Job, queued: int) -> list[Slice]:
+    def _send(self, link: Link, job: Job, route: Route) -> None:
+        """Under the lock: cut a job and queue its slices."""
         request = job.request
-        kind = Kind.READ if request.op is Op.READ else Kind.WRITE
-        pieces = cut(request.length, slice_size(request.length, queued, self._local.streams))
-        job.transport, job.open = "tcp", len(pieces)
-        return [Slice(job, kind, at, length, SegmentRef(request.segment)) for at, length in pieces]
+        mapped = route.transport == "shm"
+        size = SLICE_CEILING if mapped else slice_size(request.length, link.queued_bytes, self._local.streams)
+        pieces = cut(request.length, size)
+        job.transport, job.mapping, job.open = route.transport, route.mapping, len(pieces)
+        kind = KINDS[request.op, mapped]
+        target = SegmentRef(request.segment, route.mapping.shape.instance if route.mapping else 0)
+        slices = [Slice(job, kind, at, length, target) for at, length in pieces]
+        if kind is Kind.COPY:
+            self._copier.submit(slices)
+            return
+        if kind is Kind.PULL and job.local is not None:
+            for piece in slices:
+                piece.source = SegmentRef(job.local.name, job.local.instance)
+        link.submit(slices)
+
+    def _verify(self, piece: Slice) -> None:
+        """Under the lock, on the copier's thread: the owner has the last word."""
+        endpoint = self._endpoints[piece.job.request.peer]
+        endpoint.link.submit([piece])
+        with suppress(RuntimeError):  # the loop is closed
+            self._running().call_soon_threadsafe(endpoint.mend)
 
     def _expire(self, jobs: Sequence[Job], reason: str) -> None:
         with self._lock:
-            for ref in {job.request.peer for job in jobs}:
+            over = {job for job in jobs if job.status in (Status.WAITING, Status.PENDING)}
+            for ref in {job.request.peer for job in over}:
                 if ref in self._endpoints:
-                    self._endpoints[ref].link.expire(jobs, DeadlineExceeded(reason))
+                    self._endpoints[ref].link.expire(over, DeadlineExceeded(reason))
+            self._copier.drop(over)
 
     def _watch(self, batch: Batch, tell: Callable[[], None]) -> None:
         with self._lock:
             batch.when_finished(tell)
 
     def _finished(self, job: Job) -> None:
+        finished(job)
+        IN_FLIGHT.dec()
         if job.local is not None:
             self._segments.let_go(job.local)
 
@@ -210,7 +313,7 @@ class Engine:
         done = self._running().create_future()
         endpoint = self._endpoint(peer)
         with self._lock:
-            forget = endpoint.link.ledger.when_drained(grants, _teller(done))
+            forget = endpoint.link.ledger.when_drained(grants, teller(done))
         endpoint.mend()  # what a broken stream left is reaped
         await asyncio.wait({done}, timeout=timeout)
         with self._lock:
@@ -250,27 +353,12 @@ class Engine:
         return self._loop
 
     def _map(self, greeting: Hello, source: SegmentRef) -> Memory:
-        raise NoTransport("no shared memory with this peer")
-
-
-def _teller(future: asyncio.Future[None]) -> Callable[[], None]:
-    """Sets a future from any thread."""
-    loop = future.get_loop()
-
-    def tell() -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
-            loop.call_soon_threadsafe(lambda: future.done() or future.set_result(None))
-
-    return tell
-
-
-async def _surely(future: asyncio.Future[None]) -> None:
-    """Wait for what comes soon, whatever cancels us: memory may not be let go of before. Re-raises a cancellation."""
-    cancelled = False
-    while not future.done():
+        """A peer's segment that it wants pulled. Raises NoTransport, NotRegistered."""
+        if not self._local.host_id or greeting.host_id != self._local.host_id:
+            raise NoTransport("the writer's memory is not on this host")
         try:
-            await asyncio.wait({future})
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        raise asyncio.CancelledError
+            return self._mappings.get(greeting.me, greeting.shm, source.name, source.instance)
+        except NotRegistered:
+            raise
+        except MooncakeError as e:
+            raise NoTransport(f"the writer's segment cannot be mapped: {e.message}") from e

@@ -6,7 +6,8 @@
     PROOF(hmac over both)               ->
                                         <-     WELCOME(hmac over both and the live grants) | REFUSED(error)
 
-Neither proof can be reflected: each names its side. The secret authenticates membership in the mesh; it does not encrypt.
+Neither proof can be reflected: each names its side. The secret authenticates membership in the mesh; it does not
+encrypt.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from shared.errors import DeadlineExceeded, MooncakeError, PeerRefused, ProtocolError, StaleIncarnation
-from shared.messages import Ref
 from services.store.transfer.sockets import receive_body, receive_header
 from services.store.transfer.wire import VERSION, Kind, pack, pack_fault, parse_fault
+from shared.errors import DeadlineExceeded, MooncakeError, PeerRefused, ProtocolError, StaleIncarnation
+from shared.messages import Ref
 
 NONCE = 32
 T = TypeVar("T")
@@ -177,7 +178,7 @@ class _Deadlined:
         return self._sock.recv_into(buffer, nbytes)
 
 
-def _decode(body: bytes, kind: Any) -> Any:
+def _decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except msgspec.DecodeError as e:

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.errors import Fenced, MooncakeError, PeerGone
-from shared.messages import Ref
 from services.store.transfer.base import Op, Peer, Status
 from services.store.transfer.batches import Job, Slice
 from services.store.transfer.ledger import Ledger
+from services.store.transfer.metrics import RETRIED, SECOND_CHOICE
 from services.store.transfer.wire import MIB, Kind
+from shared.errors import Fenced, MooncakeError, NoTransport, PeerGone
+from shared.messages import Ref
 
 FRAME_BYTES = 4 * MIB
 FRAME_SLICES = 512
@@ -54,10 +55,11 @@ class Lost:
 
 
 class Link:
-    """Towards one incarnation of one peer."""
+    """Towards one incarnation of one peer. ``push``: a WRITE that the target cannot pull may go over TCP instead."""
 
-    def __init__(self, ref: Ref, lock: threading.Lock) -> None:
+    def __init__(self, ref: Ref, lock: threading.Lock, push: bool) -> None:
         self.ref = ref
+        self._push = push
         self.work = threading.Condition(lock)
         self.peer: Peer | None = None
         self.ledger = Ledger()
@@ -66,6 +68,7 @@ class Link:
         self.queued_bytes = 0
         self.carried: dict[Carrier, dict[Slice, None]] = {}
         self.unreaped: dict[int, Lost] = {}
+        self.pullable = True
 
     # -- the submitter ------------------------------------------------------------------------------------
 
@@ -152,7 +155,8 @@ class Link:
         return self._frame(self.carried[carrier])
 
     def _frame(self, carried: dict[Slice, None]) -> list[Slice]:
-        kind, taken, size = self.queue[0].kind, [], 0
+        taken: list[Slice] = []
+        kind, size = self.queue[0].kind, 0
         while self.queue and self.queue[0].kind is kind and len(taken) < FRAME_SLICES:
             piece = self.queue[0]
             if taken and size + piece.length > FRAME_BYTES:
@@ -183,7 +187,18 @@ class Link:
             del carried[piece]
             if piece.kind in WRITES:
                 self.ledger.land(piece.job.request.grant)
-            piece.settle(errors.get(index))
+            error = errors.get(index)
+            if piece.kind is Kind.PULL and isinstance(error, NoTransport) and self._push and not piece.job.error:
+                self._push_instead(piece)
+            else:
+                piece.settle(error)
+
+    def _push_instead(self, piece: Slice) -> None:
+        """The target cannot map our memory: the second choice of the policy."""
+        self.pullable = False
+        SECOND_CHOICE.labels("tcp").inc()
+        piece.kind, piece.source, piece.job.transport = Kind.WRITE, None, "tcp"
+        self.submit([piece])
 
     def join(self, carrier: Carrier) -> None:
         self.carried[carrier] = {}
@@ -226,6 +241,7 @@ class Link:
             elif piece.attempts >= ATTEMPTS:
                 piece.settle(PeerGone(f"failed on {ATTEMPTS} paths, at last: {error.message}"))
             else:
+                RETRIED.inc()
                 self.submit([piece])
 
 

@@ -1,8 +1,8 @@
 """The target's end of one data stream: a thread that answers READ, WRITE, PULL and VERIFY frames.
 
-A READ is pinned, then checked (both by the guard, ``pin_first``), then copied out. A WRITE is checked before a byte of it
-is received (``token``); what is refused is drained into nowhere. The guard's contexts last while bytes move, and the thread's
-end is what ``destroy_endpoints`` waits for (``join_receivers``).
+A READ is pinned, then checked (both by the guard, ``pin_first``), then copied out. A WRITE is checked before a byte
+of it is received (``token``); what is refused is drained into nowhere. The guard's contexts last while bytes move,
+and the thread's end is what ``destroy_endpoints`` waits for (``join_receivers``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 
-from shared.errors import InternalError, MooncakeError, PeerGone, ProtocolError
 from services.store.transfer.base import Guard
 from services.store.transfer.copying import copy
 from services.store.transfer.handshake import Hello
@@ -20,6 +19,7 @@ from services.store.transfer.segments import Memory, Segment, Segments
 from services.store.transfer.sockets import block, receive_all, receive_body, receive_header, send_all, sever
 from services.store.transfer.spans import Span, views
 from services.store.transfer.wire import KIB, Header, Kind, Range, SegmentRef, pack, pack_errors, parse_ranges
+from shared.errors import InternalError, MooncakeError, PeerGone, ProtocolError
 
 STALLED = 10.0
 NOWHERE = 256 * KIB

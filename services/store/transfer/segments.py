@@ -9,28 +9,37 @@ from typing import Protocol
 
 import numpy as np
 
-from shared.errors import InvalidInput, NotRegistered, OutOfRange, Overlap
+from services.store.transfer.base import Generations
 from services.store.transfer.wire import MAX_NAME
+from shared.errors import InvalidInput, NotRegistered, OutOfRange, Overlap
 
 
 class Memory(Protocol):
-    """What a transfer needs of a piece of memory, registered here or mapped from a peer."""
+    """What a copy needs of a piece of memory, registered here or mapped from a peer."""
 
     address: int
 
     def check(self, offset: int, length: int) -> None: ...
-
-    def view(self, offset: int, length: int) -> memoryview: ...
 
 
 class Segment:
     """One registration. ``instance`` tells it from an earlier one of the same name; ``users`` counts transfers in
     flight on it, at either end."""
 
-    def __init__(self, name: str, buffer: memoryview, location: str, fd: int = -1) -> None:
+    def __init__(
+        self,
+        name: str,
+        buffer: memoryview,
+        location: str,
+        fd: int = -1,
+        fd_offset: int = 0,
+        generations: Generations | None = None,
+    ) -> None:
         self.name = name
         self.location = location
         self.fd = fd
+        self.fd_offset = fd_offset
+        self.generations = generations
         self.instance = secrets.randbits(63) | 1
         self.memory = buffer.cast("B")
         self.size = len(self.memory)

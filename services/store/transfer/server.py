@@ -8,21 +8,23 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-from shared.errors import ConfigError, MooncakeError, NotPermitted
-from shared.messages import Ref
 from services.store.transfer.base import CallHandler, Guard
 from services.store.transfer.control import Callee, attach
 from services.store.transfer.handshake import Hello, Role, respond
+from services.store.transfer.metrics import REFUSED_PEERS, TARGET
 from services.store.transfer.responder import Mapper, Responder
 from services.store.transfer.segments import Segments
 from services.store.transfer.sockets import sever, tune
+from services.store.transfer.wake import teller
+from shared.errors import ConfigError, MooncakeError, NotPermitted
+from shared.messages import Ref
 
 HANDSHAKES = 128
 
 
 class Server:
-    """Listens from ``start`` to ``close``. Connections that do not finish their handshake within ``timeout`` are closed;
-    at most ``HANDSHAKES`` are shaking hands at once, further ones are closed at once."""
+    """Listens from ``start`` to ``close``. Connections that do not finish their handshake within ``timeout`` are
+    closed; at most ``HANDSHAKES`` are shaking hands at once, further ones are closed at once."""
 
     def __init__(
         self,
@@ -53,9 +55,9 @@ class Server:
         """Listen; the port. Raises ConfigError."""
         self._loop = asyncio.get_running_loop()
         try:
-            family, _, _, _, address = socket.getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+                0
+            ]
             self._listener = socket.create_server(address[:2], family=family, backlog=256)
         except OSError as e:
             raise ConfigError(f"cannot listen on {host} port {port}: {e}", field="host") from e
@@ -91,6 +93,7 @@ class Server:
             tune(sock)
             greeting = respond(sock, self._secret, self._ref, self._timeout, lambda g: self._admit(sock, g, admitted))
         except (OSError, MooncakeError):
+            REFUSED_PEERS.inc()
             for responder in admitted:
                 self._ended(responder)
             sock.close()
@@ -110,6 +113,7 @@ class Server:
                 if self._closed:
                     raise NotPermitted("this agent is closing")
                 self._responders[responder] = []
+            TARGET.inc()
             admitted.append(responder)
         return self._guard.live_grants(greeting.me)
 
@@ -138,6 +142,7 @@ class Server:
     def _ended(self, responder: Responder) -> None:
         with self._lock:
             waiting = self._responders.pop(responder, [])
+        TARGET.dec()
         for tell in waiting:
             tell()
 
@@ -149,7 +154,7 @@ class Server:
             for responder, waiting in self._responders.items():
                 if which(responder.greeting):
                     ends.append(end := loop.create_future())
-                    waiting.append(lambda end=end: loop.call_soon_threadsafe(_set, end))
+                    waiting.append(teller(end))
                     responder.destroy()
         for end in ends:
             await end
@@ -170,8 +175,3 @@ class Server:
         for callee in callees:
             callee.abort()
         await self.destroy(lambda greeting: True)
-
-
-def _set(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -11,8 +11,8 @@ import struct
 from collections.abc import Sequence
 from typing import Protocol
 
-from shared.errors import PeerGone
 from services.store.transfer.wire import HEADER, MIB, Header, parse_header
+from shared.errors import PeerGone
 
 IOV_MAX = 1024
 BUFFER = 4 * MIB

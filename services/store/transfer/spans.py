@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from services.store.transfer.segments import Memory
+from services.store.transfer.segments import Segment
 
-Span = tuple[Memory, int, int]
+Span = tuple[Segment, int, int]
 
 
 def merge(spans: Iterable[Span]) -> list[Span]:

@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shared.errors import MooncakeError, PeerGone, ProtocolError
 from services.store.transfer.batches import Slice
 from services.store.transfer.link import Link
 from services.store.transfer.sockets import is_over, receive_all, receive_body, receive_header, send_all, sever
 from services.store.transfer.spans import Span, views
 from services.store.transfer.wire import Kind, Range, SegmentRef, pack, pack_ranges, parse_errors
+from shared.errors import MooncakeError, PeerGone, ProtocolError
 
 WINDOW = 2
 

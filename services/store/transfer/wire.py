@@ -39,6 +39,7 @@ class Kind(IntEnum):
     PULL = 18  # ranges of a mapped segment of the sender, which the target copies in itself -> DONE
     VERIFY = 19  # ranges that were read one-sided: still good? -> DONE
     DONE = 20
+    COPY = 21  # never sent: a slice that the initiator copies itself out of a mapping
     CALL = 32
     ANSWER = 33
     FAULT = 34
@@ -59,6 +60,7 @@ LIMITS = {
     Kind.PULL: MIB,
     Kind.VERIFY: MIB,
     Kind.DONE: MIB,
+    Kind.COPY: 0,
     Kind.CALL: 64 * MIB,
     Kind.ANSWER: 64 * MIB,
     Kind.FAULT: MIB,

@@ -1,0 +1,24 @@
+"""What the engine counts. Labels: transport (shm, tcp, none), op (read, write), outcome (ok or the error's code)."""
+
+from __future__ import annotations
+
+from services.store.transfer.batches import Job
+from shared.telemetry import counter, gauge, held_gauge
+
+BYTES = counter("transfer_bytes", "Bytes moved by requests of this agent.", ("transport", "op"))
+REQUESTS = counter("transfer_requests", "Finished requests of this agent.", ("transport", "op", "outcome"))
+RETRIED = counter("transfer_slices_retried", "Slices sent again on another path.")
+SECOND_CHOICE = counter("transfer_second_choice", "Requests not carried by the preferred transport.", ("transport",))
+REFUSED_PEERS = counter("transfer_peers_refused", "Incoming connections that failed their handshake.")
+CONNECTIONS = gauge("transfer_connections", "Open connections between agents.", ("side",))
+IN_FLIGHT = held_gauge("transfer")
+
+INITIATOR = CONNECTIONS.labels("initiator")
+TARGET = CONNECTIONS.labels("target")
+
+
+def finished(job: Job) -> None:
+    transport, op = job.transport or "none", job.request.op.value
+    REQUESTS.labels(transport, op, job.error.code if job.error else "ok").inc()
+    if job.moved:
+        BYTES.labels(transport, op).inc(job.moved)

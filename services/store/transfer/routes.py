@@ -1,0 +1,73 @@
+"""Which transport carries a request: the policy, tried against what this peer and these segments allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.store.transfer.base import Op, Peer
+from services.store.transfer.batches import Job
+from services.store.transfer.mapping import Mapping, Mappings
+from services.store.transfer.metrics import SECOND_CHOICE
+from services.store.transfer.policy import TransportPolicy
+from services.store.transfer.threads import off_loop
+from shared.errors import MooncakeError, NoTransport
+
+
+@dataclass(frozen=True)
+class Route:
+    transport: str
+    mapping: Mapping | None = None
+
+
+class Routes:
+    """``pullable`` says whether a peer could map our segments so far."""
+
+    def __init__(self, policy: TransportPolicy, mappings: Mappings, host_id: str) -> None:
+        self.policy = policy
+        self._mappings = mappings
+        self._host_id = host_id
+
+    def now(self, peer: Peer, job: Job, pullable: bool) -> Route | None:
+        """None: a mapping has to be asked for first, see ``find``. Raises NoTransport."""
+        why = ""
+        for place, name in enumerate(self.policy.order):
+            route = Route("tcp") if name == "tcp" else self._mapped(peer, job, pullable)
+            if route is None or isinstance(route, Route):
+                if place and route is not None:
+                    SECOND_CHOICE.labels(name).inc()
+                return route
+            why = route
+        raise NoTransport(f"{' and '.join(self.policy.order)} cannot reach {peer.ref.id}: {why}")
+
+    async def find(self, peer: Peer, job: Job, pullable: bool) -> Route:
+        """As ``now``, asking for the mapping. Raises NoTransport."""
+        route = self.now(peer, job, pullable)
+        if route is None:
+            await off_loop(self._attempt(peer, job.request.segment), "transfer-map", lambda _: None)
+            route = self.now(peer, job, pullable)
+        if route is None:
+            raise NoTransport(f"segment {job.request.segment} of {peer.ref.id} cannot be mapped")
+        return route
+
+    def _attempt(self, peer: Peer, segment: str) -> Callable[[], None]:
+        def attempt() -> None:
+            try:
+                self._mappings.get(peer.ref, peer.shm, segment)
+            except MooncakeError as e:
+                self._mappings.refuse(peer.ref, segment, e)
+
+        return attempt
+
+    def _mapped(self, peer: Peer, job: Job, pullable: bool) -> Route | str | None:
+        """The route, why there is none, or None where that is not known yet."""
+        if not self._host_id or peer.host_id != self._host_id or not peer.shm:
+            return "not on this host"
+        if job.request.op is Op.WRITE:
+            if not pullable or job.local is None or job.local.fd < 0:
+                return "the peer cannot map the local segment"
+            return Route("shm")
+        known = self._mappings.known(peer.ref, job.request.segment)
+        if isinstance(known, MooncakeError):
+            return known.message
+        return known if known is None else Route("shm", known)
