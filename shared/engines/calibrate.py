@@ -1,0 +1,80 @@
+"""A first latency model in a few small steps, when an instance starts. ``mooncake calibrate`` measures more, longer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from shared.engines.base import Draw, Engine, PoolMap, Work
+from shared.engines.private_pool import anonymous_pool
+from shared.latency import DecodeModel, DecodeSample, PrefillModel, PrefillSample, fit_decode, fit_prefill
+from shared.messages import Sampling
+
+GREEDY = Sampling(max_tokens=1, seed=0, temperature=0.0)
+WARM_UP = (16, 0)
+SLOTS = 64  # long contexts are made of these again and again: what they hold does not change the time
+
+# most telling first: the budget may end anywhere after the first two
+PREFILL = ((32, 0), (128, 0), (1056, 1024), (256, 0), (2080, 2048))
+DECODE = ((1, 64), (8, 64), (4, 1024), (1, 2048), (16, 64))
+
+
+def quick_calibrate(
+    engine: Engine, pool: PoolMap | None = None, budget_s: float = 2.0
+) -> tuple[PrefillModel, DecodeModel]:
+    """Measure and fit both models. Blocking, on the compute thread, about ``budget_s`` seconds.
+
+    Runs over a private pool; afterwards the engine is bound to ``pool``, or to none.
+    """
+    with anonymous_pool(engine.namespace.geometry, SLOTS) as private:
+        engine.bind(private)
+        try:
+            _prefill_seconds(engine, *WARM_UP)
+            _decode_seconds(engine, 1, 64)
+            return _measure(engine, budget_s)
+        finally:
+            engine.unbind()
+            if pool is not None:
+                engine.bind(pool)
+
+
+def _measure(engine: Engine, budget_s: float) -> tuple[PrefillModel, DecodeModel]:
+    prefills, decodes = list[PrefillSample](), list[DecodeSample]()
+    until = time.perf_counter() + budget_s
+    longest = engine.context_length - 1
+    for number, ((n, p), (batch, context)) in enumerate(zip(PREFILL, DECODE, strict=True)):
+        if number >= 2 and time.perf_counter() > until:
+            break
+        if n <= longest:
+            prefills.append(PrefillSample(n, p, _prefill_seconds(engine, n, p)))
+        if context <= longest:
+            seconds = min(_decode_seconds(engine, batch, context) for _ in range(2))
+            decodes.append(DecodeSample(batch, batch * context, seconds))
+    return fit_prefill(prefills), fit_decode(decodes)
+
+
+def _prefill_seconds(engine: Engine, n: int, p: int) -> float:
+    """As the last chunk of a prompt of ``n`` tokens, ``p`` of them there already."""
+    return _seconds(engine, [Work(_tokens(n - p), p, _slots(engine, n, 0), Draw(GREEDY, 0))])
+
+
+def _decode_seconds(engine: Engine, batch: int, context: int) -> float:
+    rows = range(batch)
+    return _seconds(engine, [Work(_tokens(1), context - 1, _slots(engine, context, i), Draw(GREEDY, 1)) for i in rows])
+
+
+def _seconds(engine: Engine, batch: Sequence[Work]) -> float:
+    started = time.perf_counter()
+    engine.step(batch)
+    return time.perf_counter() - started
+
+
+def _tokens(count: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    return (np.arange(count, dtype=np.uint32) % 97) + 3
+
+
+def _slots(engine: Engine, tokens: int, first: int) -> list[int]:
+    blocks = engine.namespace.geometry.blocks(tokens)
+    return [(first * 7 + i) % SLOTS for i in range(blocks)]
