@@ -105,7 +105,7 @@ class Plan:
         common: Flags = {"mesh": self.settings.mesh, "nats": self.wiring.nats, "redis": self.wiring.redis}
         common |= {"log_level": self.settings.log_level, "log_format": self.log_format}
         common |= {"metrics_host": self.settings.metrics_host, "metrics_port": self._next_metrics_port()}
-        argv = [sys.executable, "-m", f"services.{kind}"]
+        argv = [sys.executable, "-P", "-m", f"services.{kind}"]  # -P: never a package of the working folder
         argv += [
             word for flag, value in (common | flags).items() for word in (f"--{flag.replace('_', '-')}", str(value))
         ]

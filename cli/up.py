@@ -44,11 +44,17 @@ def up(arguments: tuple[str, ...]) -> None:
     try:
         settings = load(UpSettings, arguments, prog="up")
         code = asyncio.run(Up(settings).run())
+    except ConfigError as error:
+        raise Refused(error.message) from None
     except MooncakeError as error:
-        failure = click.ClickException(error.message)
-        failure.exit_code = WRONG_SETTING if isinstance(error, ConfigError) else 1
-        raise failure from None
+        raise click.ClickException(error.message) from None
     sys.exit(code)
+
+
+class Refused(click.ClickException):
+    """A setting is wrong, or cannot be had: the same exit code as a service's."""
+
+    exit_code = WRONG_SETTING
 
 
 class Up:

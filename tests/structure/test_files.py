@@ -1,0 +1,65 @@
+"""How the files of the project look: none too long, nothing left behind, tests where they are looked for."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = ("services", "shared", "cli", "simulator", "tests", "benchmarks")
+LONGEST = 400
+LEFT_BEHIND = ("TO" + "DO", "FIX" + "ME", "Not" + "ImplementedError", "break" + "point()", "/wo" + "rk/", "/ro" + "ot/")
+TEXT = {".py", ".md", ".toml", ".txt", ".yaml", ".yml", ".lua", ".cfg", ""}
+
+
+def code_files() -> list[Path]:
+    return [path for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def committed() -> list[Path]:
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    if done.returncode != 0:
+        pytest.skip("this is no git checkout")
+    return [ROOT / name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_no_file_is_too_long() -> None:
+    long = {str(p.relative_to(ROOT)): n for p in code_files() if (n := len(p.read_text().splitlines())) > LONGEST}
+    assert not long, f"files are at most {LONGEST} lines long; split along a noun"
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [str(p.relative_to(ROOT)) for p in code_files() if p.read_text().strip() and not _has_docstring(p)]
+    assert not silent
+
+
+def _has_docstring(path: Path) -> bool:
+    return path.read_text().lstrip().startswith(('"""', "#!", 'r"""'))
+
+
+def test_nothing_is_left_behind() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {word}"
+        for path in committed()
+        if path.suffix in TEXT and path.name != "LICENSE"
+        for word in LEFT_BEHIND
+        if word in path.read_text(encoding="utf-8", errors="replace")
+    ]
+    assert not found
+
+
+def test_tests_are_no_package() -> None:
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+def test_names_of_test_files_are_unique() -> None:
+    """Failures are named by file; two of the same name are mistaken for each other."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_no_file_is_large() -> None:
+    large = [str(path.relative_to(ROOT)) for path in committed() if path.stat().st_size > 2 << 20]
+    assert not large
