@@ -43,9 +43,9 @@ logger = log("dispatch")
 class MeshDispatcher:
     """Implements ``services.conductor.generation.Dispatcher``.
 
-    Owns nothing that is passed in. ``me``: this conductor on the bus. ``matcher``: the index mirror. ``metadata``: where
-    instances and agents register; without it, somebody else hands their records in. ``start`` serves ``me.id`` on the bus
-    and starts the heartbeat; ``close`` ends every run.
+    Owns nothing that is passed in. ``me``: this conductor on the bus. ``matcher``: index mirror. ``metadata``: where
+    instances and agents register; without it, somebody else hands their records in. ``start`` serves ``me.id`` on the
+    bus and starts the heartbeat; ``close`` ends every run.
     """
 
     def __init__(
