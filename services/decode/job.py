@@ -71,10 +71,11 @@ class DecodeJob(Job):
             refusal = NoRoom(e.message)
             self._refuse(refusal)
             raise refusal from e
-        finally:
-            self.complete.set()
-            self.service.room.release(self.key)
-            self._refuse(UnknownAttempt("the attempt has ended"))
+
+    def closed(self) -> None:
+        self.complete.set()
+        self.service.room.release(self.key)
+        self._refuse(UnknownAttempt("the attempt has ended"))
 
     def _refuse(self, error: MooncakeError) -> None:
         """What landing requests hear from now on."""

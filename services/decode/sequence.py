@@ -23,6 +23,9 @@ class Filled:
     parent: bytes
     keys: Seq[bytes]
 
+    def extended(self, held: Held, key: bytes) -> Filled:
+        return Filled(self.first, [*self.holds, held], self.parent, [*self.keys, key])
+
 
 class Sequence:
     """Tokens [0, ``length``) are known; KV of the first ``done`` is in the pool. ``held[i]`` is block i's slot;
@@ -81,7 +84,7 @@ class Sequence:
 
     @property
     def fills_with_last(self) -> bool:
-        """True when the KV of the last token, which nobody attends to, would fill a block: the next turn asks for it."""
+        """True when the KV of the last token, which nobody here attends to, fills a block for the next turn."""
         return self.length % self.size == 0
 
     def filled(self) -> list[Filled]:
@@ -93,10 +96,7 @@ class Sequence:
             if block in self.shared:
                 continue
             if runs and runs[-1].first + len(runs[-1].holds) == block:
-                last = runs.pop()
-                runs.append(
-                    Filled(last.first, [*last.holds, self.held[block]], last.parent, [*last.keys, self.keys[block]])
-                )
+                runs[-1] = runs[-1].extended(self.held[block], self.keys[block])
             else:
                 runs.append(Filled(block, [self.held[block]], self._parent(block), [self.keys[block]]))
         return runs

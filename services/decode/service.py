@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+from typing import Any
+
 from services.decode.decoder import Decoder
 from services.decode.job import DecodeJob
 from services.decode.room import Room
@@ -28,7 +31,7 @@ from shared.telemetry import held_gauge
 
 
 class Decode(Instance[DecodeJob]):
-    """Owns the batch loop (``decoder.run`` is started by the caller). ``engine`` is bound to ``store.pool``."""
+    """Owns the batch loop (``decoder.run`` is one of its background tasks). ``engine`` is bound to ``store.pool``."""
 
     role = "decode"
 
@@ -42,9 +45,11 @@ class Decode(Instance[DecodeJob]):
         self.attach(store)
 
     def attach(self, store: KVStore) -> None:
-        """Work over this connection from now on; the engine is bound to its pool by the caller."""
         self.store = store
         self.room = Room(store.pool.slots, self.engine.namespace.block_size, self.settings.headroom)
+
+    def background(self) -> list[Coroutine[Any, Any, None]]:
+        return [*super().background(), self.decoder.run()]
 
     async def dispatch(self, message: AnyMessage) -> AnyMessage | None:
         if isinstance(message, Admit):
@@ -141,5 +146,5 @@ class Decode(Instance[DecodeJob]):
             room_blocks=self.room.free,
             progress=self.compute.progress,
             busy=self.compute.busy,
-            draining=self.draining,
+            draining=self.refuses,
         )

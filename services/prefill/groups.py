@@ -15,7 +15,7 @@ GROUP_SECONDS = 0.002
 
 @dataclass
 class LayerGroups:
-    """Cuts a chunk's layers where at least ``GROUP_BYTES`` have gathered or ``GROUP_SECONDS`` of compute have passed."""
+    """Cuts a chunk's layers where ``GROUP_BYTES`` have gathered or ``GROUP_SECONDS`` of compute have passed."""
 
     geometry: Geometry
     tokens: int

@@ -39,13 +39,16 @@ class PrefillJob(Job):
         self._late: set[int] = set()
 
     async def run(self) -> None:
-        async with self.holds, self.service.turns.queued(self.key, self.born, len(self.prompt), 0):
+        async with self.holds:
             await self._find_prefix()
             await self.service.turns.near(self.key)
             output, usage = await self._prefill()
         if output.finish:
             self.service.spawn(self._release_decode(output, usage))
         self.service.finish(self.key)
+
+    def closed(self) -> None:
+        self.service.turns.leave(self.key)
 
     # -- the prefix, while queued ------------------------------------------------------------------------------
 

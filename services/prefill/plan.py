@@ -1,7 +1,8 @@
 """What of a prompt is still to be computed, chunk by chunk. Pure.
 
-Blocks are numbered from 0. A block is *ready* when its KV is in a committed slot. Of a prompt whose blocks are all ready
-and full, the last token is recomputed into a private copy of the last block, since committed blocks are never written.
+Blocks are numbered from 0. A block is *ready* when its KV is in a committed slot. Of a prompt whose blocks are all
+ready and full, the last token is recomputed into a private copy of the last block, since committed blocks are never
+written.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from enum import Enum
 
 
 class Block(Enum):
-    """State of one block: ``READY`` is never written by us, ``OURS`` is, ``AWAITED`` is being written by somebody else."""
+    """``READY`` blocks are never written by us, ``OURS`` are, ``AWAITED`` ones are being written by somebody else."""
 
     READY = 0
     OURS = 1
@@ -52,8 +53,8 @@ def repeats_last(blocks: Sequence[Block], tokens: int, block_size: int) -> bool:
 
 
 def next_step(blocks: Sequence[Block], done: int, tokens: int, block_size: int, limit: int) -> Chunk | Await | None:
-    """The next thing to do when all tokens before ``done`` are there: compute a chunk of at most ``limit`` tokens (ending
-    at a block's end), wait for a block, or None at the end of the prompt."""
+    """The next thing to do when all tokens before ``done`` are there: compute a chunk of at most ``limit`` tokens (it
+    ends where a block ends), wait for a block, or None at the end of the prompt."""
     at = done
     while at < tokens and blocks[at // block_size] is Block.READY:
         at = (at // block_size + 1) * block_size

@@ -47,7 +47,6 @@ class Prefill(Instance[PrefillJob]):
         self.attach(store)
 
     def attach(self, store: KVStore) -> None:
-        """Work over this connection from now on; the engine is bound to its pool by the caller."""
         self.store = store
         self.pool_view = PoolView(store.pool)
 
@@ -65,7 +64,9 @@ class Prefill(Instance[PrefillJob]):
             prompt = self._checked(message)
             now = self.now()
             self.table.accept(key, admission.gateway, Phase.QUEUED, admission.lists, now)
-            self.launch(PrefillJob(self, message, prompt, now - admission.age_ms / 1000))
+            job = PrefillJob(self, message, prompt, now - admission.age_ms / 1000)
+            self.queue.join(key, job.born, len(prompt), 0)
+            self.launch(job)
         else:
             self.table.accept(key, admission.gateway, Phase.QUEUED, admission.lists, self.now())
         return self.accepted(message)
@@ -102,5 +103,5 @@ class Prefill(Instance[PrefillJob]):
             total_blocks=self.store.pool.slots,
             progress=self.compute.progress,
             busy=self.compute.busy,
-            draining=self.draining,
+            draining=self.refuses,
         )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 from services.prefill.queue import PrefillQueue
 from shared.instance.attempts import Key
@@ -18,16 +17,8 @@ class Turns:
         self._changed = asyncio.Condition()
         self._notices: set[asyncio.Task[None]] = set()
 
-    @asynccontextmanager
-    async def queued(self, key: Key, born: float, tokens: int, done: int) -> AsyncIterator[None]:
-        """In the queue for as long as the block runs, or until :meth:`leave`."""
-        self.queue.join(key, born, tokens, done)
-        try:
-            yield
-        finally:
-            self.leave(key)
-
     def leave(self, key: Key) -> None:
+        """Out of the queue; whoever is next may go on. Idempotent."""
         self.queue.leave(key)
         self._notify()
 

@@ -1,7 +1,7 @@
-"""The store's in-memory twin: nodes of one process whose pools are anonymous files, joined by a network that copies.
+"""The store's in-memory twin: nodes of one process, whose pools are anonymous files, and a network that copies.
 
-It keeps the promises of :class:`shared.engines.base.KVStore` (two-phase writes, holds, landings judged by layer and token,
-LRU eviction of unheld blocks) without agents, sockets, leases or checksums. For tests and the engines' own trials.
+It keeps the promises of :class:`shared.engines.base.KVStore` (two-phase writes, holds, landings judged by layer and
+token, LRU eviction of unheld blocks) without agents, sockets, leases or checksums. For tests.
 """
 
 from __future__ import annotations
@@ -195,9 +195,11 @@ class MemoryStore:
     async def _until(self, reached: Callable[[], bool], timeout: float) -> bool:
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
-        while not (met := reached()) and loop.time() < until:
+        while loop.time() < until:
+            if reached():
+                return True
             await asyncio.sleep(POLL_S)
-        return met
+        return reached()
 
     async def reserve(self, keys: Sequence[bytes], owner: Owner, pool_class: PoolClass, timeout: float) -> list[Held]:
         node = self._alive()

@@ -58,8 +58,7 @@ class InlineCompute:
 
 
 class ComputeThread:
-    """Runs engine steps one after the other. ``progress`` counts the steps done, ``busy`` says whether one is running or
-    waits: together they show a hung engine."""
+    """A thread that does nothing else. ``busy`` without ``progress`` shows a hung engine."""
 
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)

@@ -12,6 +12,7 @@ from collections.abc import Coroutine
 from typing import Any, Generic, TypeVar
 
 from shared.bus import Bus
+from shared.engines.base import KVStore
 from shared.errors import (
     BusDown,
     DeadlineExceeded,
@@ -62,6 +63,7 @@ class Instance(ABC, Generic[J]):
     """``jobs`` holds the attempts at work; ``table`` what is known of all; ``outputs`` what ``since`` answers from."""
 
     role = ""
+    store: KVStore
 
     def __init__(self, ref: Ref, bus: Bus, *, silence: float = 3.0) -> None:
         self.ref = ref
@@ -70,6 +72,8 @@ class Instance(ABC, Generic[J]):
         self.outputs = OutputLog()
         self.jobs: dict[Key, J] = {}
         self.draining = False
+        self.closed: MooncakeError | None = None
+        self.snapshot = Load()
         self.log = log(self.role)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ended = counter(f"{self.role}_attempts", "Attempts that ended, by outcome.", ("outcome",))
@@ -78,6 +82,19 @@ class Instance(ABC, Generic[J]):
     @abstractmethod
     def load(self) -> Load:
         """What the scheduler should know now."""
+
+    @property
+    def refuses(self) -> bool:
+        """True while no new work is taken."""
+        return self.draining or self.closed is not None
+
+    @abstractmethod
+    def attach(self, store: KVStore) -> None:
+        """Work over this connection from now on. No attempt is held; the engine is bound to its pool by the caller."""
+
+    def background(self) -> list[Coroutine[Any, Any, None]]:
+        """What runs for ever beside the messages."""
+        return [self.tick_forever()]
 
     @abstractmethod
     async def dispatch(self, message: AnyMessage) -> AnyMessage | None:
@@ -146,14 +163,17 @@ class Instance(ABC, Generic[J]):
     # -- the life of an attempt ------------------------------------------------------------------------------
 
     def check_open(self) -> None:
-        """Raises Draining or BusDown-like refusals when no new work is taken."""
+        """Raises why no new work is taken, if so."""
         if self.draining:
             raise Draining("the instance is shutting down")
+        if self.closed is not None:
+            raise self.closed
 
     def launch(self, job: J) -> None:
         """Start the job of an attempt that the table has just accepted."""
         self.jobs[job.key] = job
         job.task = self.spawn(self._work(job))
+        job.task.add_done_callback(lambda _: self._over(job))  # runs even when the task never began
 
     async def _work(self, job: J) -> None:
         outcome = "done"
@@ -170,8 +190,11 @@ class Instance(ABC, Generic[J]):
             self.give_up(job.key, error)
         finally:
             self._ended.labels(outcome).inc()
-            if self.jobs.get(job.key) is job:
-                del self.jobs[job.key]
+
+    def _over(self, job: J) -> None:
+        job.closed()
+        if self.jobs.get(job.key) is job:
+            del self.jobs[job.key]
 
     def finish(self, key: Key) -> None:
         """The attempt ended in good order; its outputs stay for ``since``."""
@@ -259,12 +282,13 @@ class Instance(ABC, Generic[J]):
     # -- running -----------------------------------------------------------------------------------------------
 
     async def tick_forever(self) -> None:
-        """Silence of conductors and expiry of what is remembered."""
+        """Silence of conductors, expiry of what is remembered, and the load as the heartbeat's thread may read it."""
         while True:
             now = self.now()
             for key in self.table.tick(now):
                 self._dropped(key, "silence")
             self.outputs.expire(now)
+            self.snapshot = self.load()
             await asyncio.sleep(TICK_S)
 
     async def abandon(self, error: MooncakeError) -> None:

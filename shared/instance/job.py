@@ -78,6 +78,10 @@ class Job(ABC):
     async def run(self) -> None:
         """To the end in good order. Cancelled when dropped; raises MooncakeError to give the attempt up."""
 
+    @abstractmethod
+    def closed(self) -> None:
+        """The task has ended, perhaps before it began: let go of what was taken before it was launched. Idempotent."""
+
     def cancel(self) -> None:
         if self.task is not None:
             self.task.cancel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -18,7 +18,6 @@ from services.prefill.service import Prefill
 from services.prefill.settings import PrefillSettings
 from shared import virtual_loop
 from shared.blocks import Tokens, chain_keys, pack_tokens
-from shared.engines.base import Engine
 from shared.engines.local import LocalRunner
 from shared.engines.memory_engine import MemoryEngine
 from shared.engines.memory_store import MemoryNetwork, MemoryNode, MemoryStore
@@ -31,12 +30,10 @@ from shared.messages import (
     Admission,
     Admit,
     AnyMessage,
-    AttemptMessage,
     Cancel,
     Gone,
     LiveList,
     LiveReply,
-    Message,
     Output,
     Ref,
     RefusedReply,
@@ -51,6 +48,9 @@ from shared.messages import (
 from shared.telemetry import held_now
 
 BLOCK = 16
+NO_FAULTS = Faults()
+PREFILL = PrefillSettings(prefill_chunk=32, pool_timeout_s=2.0)
+DECODE = DecodeSettings(headroom=0.0, expected_output=16, pool_timeout_s=2.0)
 T = TypeVar("T")
 
 
@@ -142,9 +142,7 @@ class Gateway:
             for s in self.streams.values()
             if s.decode == ref or (s.prefill == ref and not s.decoding)
         ]
-        message = LiveList(
-            sender=self.ref, target=ref, number=self.number, attempts=attempts, acked=self.acked[-100:]
-        )
+        message = LiveList(sender=self.ref, target=ref, number=self.number, attempts=attempts, acked=self.acked[-100:])
         with contextlib.suppress(MooncakeError):
             reply = await self.bus.request(ref.id, message, 1.0)
             if isinstance(reply, LiveReply):
@@ -187,7 +185,9 @@ class Gateway:
             admission = self.admission(sent, len(tokens), sampling, sources)
             try:
                 await self.attempt(stream, admission, fetch)
-                return Answer([o.token for o in delivered], delivered[-1].finish, stream.usage or usage, attempt, errors)
+                return Answer(
+                    [o.token for o in delivered], delivered[-1].finish, stream.usage or usage, attempt, errors
+                )
             except Left as e:
                 errors.append(e.why)
                 usage = usage or stream.usage
@@ -274,9 +274,9 @@ class Mesh:
         decodes: int = 1,
         slots: int = 64,
         seed: int = 0,
-        faults: Faults = Faults(),
-        prefill: PrefillSettings = PrefillSettings(prefill_chunk=32, pool_timeout_s=2.0),
-        decode: DecodeSettings = DecodeSettings(headroom=0.0, expected_output=16, pool_timeout_s=2.0),
+        faults: Faults = NO_FAULTS,
+        prefill: PrefillSettings = PREFILL,
+        decode: DecodeSettings = DECODE,
     ) -> None:
         self.net, self.network = MemoryBus(seed, faults), MemoryNetwork()
         self.namespace = MemoryEngine(block_size=BLOCK).namespace
@@ -303,8 +303,10 @@ class Mesh:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for instance in [*self.prefills, *self.decodes]:
-            await instance.drain()
+        for prefill in self.prefills:
+            await prefill.drain()
+        for decode in self.decodes:
+            await decode.drain()
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -323,19 +325,19 @@ class Mesh:
         store, bus = store or self.node(name), self.net.join(name)
         ref, model = Ref(name, next(self.incarnations)), PrefillModel(0.001, 0.0001, 0.0)
         service = Prefill(ref, bus, store, self.engine(store), InlineCompute(), model, self.settings[0])
-        return await self.started(service, bus)
+        await self.start(service, bus)
+        return service
 
     async def decode(self, name: str, store: MemoryStore | None = None) -> Decode:
         store, bus = store or self.node(name), self.net.join(name)
         ref = Ref(name, next(self.incarnations))
         service = Decode(ref, bus, store, self.engine(store), InlineCompute(), self.settings[1])
-        self.tasks.append(asyncio.ensure_future(service.decoder.run()))
-        return await self.started(service, bus)
-
-    async def started(self, service: Any, bus: MemoryConnection) -> Any:
-        await bus.serve(service.ref.id, service.handle)
-        self.tasks.append(asyncio.ensure_future(service.tick_forever()))
+        await self.start(service, bus)
         return service
+
+    async def start(self, service: Prefill | Decode, bus: MemoryConnection) -> None:
+        await bus.serve(service.ref.id, service.handle)
+        self.tasks += [asyncio.ensure_future(work) for work in service.background()]
 
     def held(self) -> dict[str, float]:
         """Everything held that must be given back."""

@@ -1,0 +1,35 @@
+"""``python -m services.decode``: a decode instance beside its node's store agent."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from services.decode.service import Decode
+from services.decode.settings import DecodeSettings
+from services.store.client import StoreClient
+from shared.blocks import Namespace
+from shared.config import load
+from shared.instance.host import Host, Parts
+from shared.records import DECODE
+from shared.telemetry import setup
+
+
+def main() -> None:
+    settings = load(DecodeSettings)
+    setup(DECODE, settings)
+
+    async def connect(namespace: Namespace) -> StoreClient:
+        return await StoreClient.connect(settings.agent, namespace)
+
+    def build(parts: Parts) -> Decode:
+        return Decode(parts.ref, parts.bus, parts.store, parts.engine, parts.compute, settings)
+
+    async def run() -> int:
+        return await Host(DECODE, settings, connect, build).run()
+
+    sys.exit(asyncio.run(run()))
+
+
+if __name__ == "__main__":
+    main()

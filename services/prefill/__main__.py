@@ -1,0 +1,35 @@
+"""``python -m services.prefill``: a prefill instance beside its node's store agent."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from services.prefill.service import Prefill
+from services.prefill.settings import PrefillSettings
+from services.store.client import StoreClient
+from shared.blocks import Namespace
+from shared.config import load
+from shared.instance.host import Host, Parts
+from shared.records import PREFILL
+from shared.telemetry import setup
+
+
+def main() -> None:
+    settings = load(PrefillSettings)
+    setup(PREFILL, settings)
+
+    async def connect(namespace: Namespace) -> StoreClient:
+        return await StoreClient.connect(settings.agent, namespace)
+
+    def build(parts: Parts) -> Prefill:
+        return Prefill(parts.ref, parts.bus, parts.store, parts.engine, parts.compute, parts.prefill_model, settings)
+
+    async def run() -> int:
+        return await Host(PREFILL, settings, connect, build).run()
+
+    sys.exit(asyncio.run(run()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""A process around an instance: engine, connections, registration, the agent's death, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from shared.blocks import Namespace
+from shared.bus import Bus
+from shared.engines.base import Engine, KVStore
+from shared.engines.calibrate import quick_calibrate
+from shared.engines.registry import load_engine
+from shared.errors import AgentGone, DeadlineExceeded, MooncakeError, NamespaceMismatch, Refused
+from shared.heartbeat import Heartbeat
+from shared.instance.compute import ComputeThread
+from shared.instance.instance import Instance
+from shared.instance.settings import InstanceSettings
+from shared.latency import DecodeModel, PrefillModel
+from shared.messages import Ref
+from shared.metrics_server import MetricsServer
+from shared.nats_bus import NatsBus
+from shared.records import DECODE, PREFILL, InstanceRecord
+from shared.telemetry import log
+
+RETRY_S = 0.2
+
+Connect = Callable[[Namespace], Awaitable[KVStore]]
+"""Connects to the node's agent. Raises AgentGone or OSError while there is none, NamespaceMismatch for good."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an instance is built from. The engine is bound to the store's pool."""
+
+    ref: Ref
+    bus: Bus
+    store: KVStore
+    engine: Engine
+    compute: ComputeThread
+    prefill_model: PrefillModel
+    decode_model: DecodeModel
+
+
+Build = Callable[[Parts], Instance[Any]]
+
+
+class Host:
+    """Runs one instance until SIGTERM or SIGINT; :meth:`run` returns the exit code."""
+
+    def __init__(self, role: str, settings: InstanceSettings, connect: Connect, build: Build) -> None:
+        self.role, self.settings = role, settings
+        self._connect, self._build = connect, build
+        self._stop = asyncio.Event()
+        self._refused: Refused | None = None
+        self._log = log(role)
+        self._ref = Ref(settings.id or uuid.uuid4().hex, secrets.randbits(64) | 1)
+        self._compute = ComputeThread(role)
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        try:
+            await self._serve()
+        except MooncakeError as e:
+            self._log.error("cannot go on", error=e.code, field=e.field, reason=e.message)
+            return 1
+        finally:
+            self._compute.close()
+        return 0
+
+    async def _serve(self) -> None:
+        settings = self.settings
+        engine, models = await self._compute.run(self._load_engine)
+        async with contextlib.AsyncExitStack() as stack:
+            metrics = await stack.enter_async_context(MetricsServer(settings.metrics_host, settings.metrics_port))
+            bus = await NatsBus.connect(settings.nats, settings.mesh, name=self.role, timeout=settings.agent_timeout_s)
+            stack.push_async_callback(bus.close)
+            store = await self._open_store(engine, settings.agent_timeout_s)
+            service = self._build(Parts(self._ref, bus, store, engine, self._compute, *models))
+            await bus.serve(self._ref.id, service.handle)
+            address = f"{metrics.host}:{metrics.port}" if metrics.port > 0 else ""
+            record = self._record(service, engine, models, address)
+            heart = Heartbeat(
+                settings.redis, settings.mesh, record, interval=settings.heartbeat_s, on_refused=self._on_refused
+            )
+            await self._live(service, heart, engine)
+
+    def _load_engine(self) -> tuple[Engine, tuple[PrefillModel, DecodeModel]]:
+        """On the compute thread, like every later step."""
+        engine = load_engine(self.settings)
+        return engine, quick_calibrate(engine, None, self.settings.calibrate_s)
+
+    def _record(
+        self, service: Instance[Any], engine: Engine, models: tuple[PrefillModel, DecodeModel], metrics: str
+    ) -> Callable[[], InstanceRecord]:
+        """Makes the record of each heartbeat, in its thread: only reads what one assignment replaces whole."""
+        namespace = engine.namespace.deployment()
+        base = InstanceRecord(
+            ref=self._ref,
+            role=self.role,
+            node=self.settings.node,
+            model=self.settings.served_name or getattr(engine, "name", "") or self.settings.model,
+            namespace=namespace,
+            proof=namespace.proof(),
+            agent=service.store.agent,
+            context_length=engine.context_length,
+            prefill=models[0] if self.role == PREFILL else None,
+            decode=models[1] if self.role == DECODE else None,
+            metrics=metrics,
+            pid=os.getpid(),
+        )
+
+        def record() -> InstanceRecord:
+            load = msgspec.structs.replace(
+                service.snapshot, progress=self._compute.progress, busy=self._compute.busy, draining=service.refuses
+            )
+            return msgspec.structs.replace(base, agent=service.store.agent, load=load)
+
+        return record
+
+    # -- while it runs -----------------------------------------------------------------------------------------------
+
+    async def _live(self, service: Instance[Any], heart: Heartbeat, engine: Engine) -> None:
+        """Until told to stop; then hand everything over."""
+        background = [asyncio.create_task(work) for work in service.background()]
+        background.append(asyncio.create_task(self._watch_agent(service, engine)))
+        try:
+            async with heart:
+                self._log.info("ready", id=self._ref.id, model=self.settings.model, agent=service.store.agent.id)
+                await self._until_stopped(background)
+                self._log.info("draining", attempts=len(service.table))
+                await service.drain()
+        finally:
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
+            with contextlib.suppress(MooncakeError):
+                await close_store(service.store)
+        if self._refused is not None:
+            raise self._refused
+
+    async def _until_stopped(self, background: list[asyncio.Task[None]]) -> None:
+        """Raises what a background task died of: none of them should."""
+        stop = asyncio.create_task(self._stop.wait())
+        done, _ = await asyncio.wait([stop, *background], return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        for task in done - {stop}:
+            task.result()
+
+    def _on_refused(self, error: Refused) -> None:
+        """In the heartbeat's thread: another incarnation has our id, or the mesh another namespace."""
+        self._refused = error
+        self._stop.set()
+
+    # -- the agent -----------------------------------------------------------------------------------------------------
+
+    async def _open_store(self, engine: Engine, timeout: float) -> KVStore:
+        """Connect, waiting for the agent if need be, and bind the engine to its pool."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout
+        while True:
+            try:
+                store = await self._connect(engine.namespace.deployment())
+                await self._compute.run(partial(engine.bind, store.pool))
+                return store
+            except NamespaceMismatch:
+                raise
+            except (AgentGone, DeadlineExceeded, OSError) as e:
+                if loop.time() > until:
+                    raise AgentGone(f"no store agent at {self.settings.agent} within {timeout:g} s: {e}") from e
+            await asyncio.sleep(RETRY_S)
+
+    async def _watch_agent(self, service: Instance[Any], engine: Engine) -> None:
+        """When the agent dies: give everything up, drain on the old mapping, then bind to its successor's pool."""
+        while True:
+            await asyncio.sleep(RETRY_S / 2)
+            if not service.store.closed:
+                continue
+            gone = AgentGone("the node's store agent is gone")
+            self._log.warning("store agent gone", attempts=len(service.table))
+            service.closed = gone
+            await service.abandon(gone)
+            await self._compute.run(engine.unbind)
+            await close_store(service.store)
+            service.attach(await self._open_store(engine, float("inf")))
+            service.closed = None
+            self._log.info("store agent back", agent=service.store.agent.id)
+
+
+async def close_store(store: KVStore) -> None:
+    """Close the connection where the store has one to close."""
+    close = getattr(store, "close", None)
+    if close is not None:
+        await close()
