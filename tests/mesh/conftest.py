@@ -1,0 +1,286 @@
+"""Whole meshes of real processes over the tiny model, and the single process that their answers are compared with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import aiohttp
+import numpy as np
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from shared.messages import Sampling
+
+if TYPE_CHECKING:
+    from shared.engines.local import LocalRunner
+
+BLOCK = 32
+MODEL = "tiny"
+BASE = ("--block-size", str(BLOCK), "--pool-bytes", "64MiB", "--slo-ttft-ms", "600000", "--slo-tbt-ms", "60000")
+MOONCAKE = Path(sys.executable).parent / "mooncake"
+
+
+@dataclass
+class Answer:
+    """What a client saw. ``status`` is the HTTP status; ``error`` the envelope's inside."""
+
+    status: int
+    text: str = ""
+    finish: str = ""
+    usage: dict[str, Any] = field(default_factory=dict)
+    error: dict[str, Any] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def cached(self) -> int:
+        return int((self.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
+
+
+class Mesh:
+    """A running ``mooncake up``: its HTTP address, its processes, what they say of themselves."""
+
+    def __init__(self, url: str, child: subprocess.Popen[bytes], log: Path) -> None:
+        self.url, self.child, self.log = url, child, log
+
+    # -- requests ----------------------------------------------------------------------------------------------
+
+    async def ask(
+        self,
+        prompt: Any,
+        *,
+        stream: bool = False,
+        key: str = "",
+        path: str = "/v1/completions",
+        **options: Any,
+    ) -> Answer:
+        """One completion. ``stream`` changes how it travels, not what is returned."""
+        body: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 16, **options}
+        body |= {"messages": prompt} if path.endswith("chat/completions") else {"prompt": prompt}
+        if stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        async with self.session(headers) as session, session.post(self.url + path, json=body) as response:
+            if response.status != 200:
+                error = (await response.json())["error"]
+                return Answer(response.status, error=error, headers=dict(response.headers))
+            return await (_streamed(response) if stream else _whole(response))
+
+    @contextlib.asynccontextmanager
+    async def session(self, headers: dict[str, str] | None = None) -> AsyncIterator[aiohttp.ClientSession]:
+        timeout = aiohttp.ClientTimeout(total=50)
+        async with aiohttp.ClientSession(
+            headers=headers, timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
+        ) as session:
+            yield session
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+            return json.load(answer)
+
+    # -- what it says of itself --------------------------------------------------------------------------------
+
+    def cluster(self) -> dict[str, Any]:
+        cluster: dict[str, Any] = self.get("/cluster")
+        return cluster
+
+    def scrapes(self) -> dict[str, str]:
+        """The metrics page of every process, by name."""
+        cluster = self.cluster()
+        pages = {"conductor": _text(f"{self.url}/metrics")}
+        for one in [*cluster["instances"], *cluster["agents"]]:
+            pages[f"{one.get('role', 'store')} {one['id']}"] = _text(f"http://{one['metrics']}/metrics")
+        return pages
+
+    def held(self) -> dict[str, float]:
+        """Everything that is held anywhere now: {"process kind": amount}, zeros left out. Committed blocks
+        are no holds."""
+        out: dict[str, float] = {}
+        for process, page in self.scrapes().items():
+            for name, labels, value in _samples(page):
+                if name == "mooncake_held" and value:
+                    out[f"{process} {' '.join(f'{k}={v}' for k, v in sorted(labels.items()))}"] = value
+        return out
+
+    def total(self, name: str, **labels: str) -> float:
+        """Sum of a sample over all processes."""
+        found = 0.0
+        for page in self.scrapes().values():
+            for sample, its, value in _samples(page):
+                if sample == name and labels.items() <= its.items():
+                    found += value
+        return found
+
+    async def settled(self, baseline: dict[str, float], within: float = 2.0) -> dict[str, float]:
+        """What is still held above the baseline after ``within`` seconds; {} as soon as there is nothing."""
+        deadline = time.monotonic() + within
+        while True:
+            above = {k: v for k, v in self.held().items() if v > baseline.get(k, 0)}
+            if not above or time.monotonic() > deadline:
+                return above
+            await asyncio.sleep(0.05)
+
+    # -- its processes -----------------------------------------------------------------------------------------
+
+    def pid(self, module: str, words: str = "") -> int:
+        """The process that runs ``python -m module`` with these words in its command line."""
+        for process in psutil.Process(self.child.pid).children(recursive=True):
+            line = " ".join(process.cmdline())
+            if f"-m {module}" in line and words in line:
+                return process.pid
+        raise LookupError(f"{module} {words}")
+
+    def stop(self) -> int:
+        self.child.send_signal(signal.SIGINT)
+        return self.child.wait(20)
+
+
+def _text(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def _samples(page: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            yield sample.name, sample.labels, sample.value
+
+
+async def _whole(response: aiohttp.ClientResponse) -> Answer:
+    body = await response.json()
+    choice = body["choices"][0]
+    text = choice["text"] if "text" in choice else choice["message"]["content"]
+    return Answer(200, text, choice["finish_reason"], body["usage"], headers=dict(response.headers))
+
+
+async def _streamed(response: aiohttp.ClientResponse) -> Answer:
+    answer, done = Answer(200, headers=dict(response.headers)), False
+    async for line in response.content:
+        if not line.startswith(b"data: "):
+            continue
+        if line.strip() == b"data: [DONE]":
+            done = True
+            continue
+        event = json.loads(line[6:])
+        answer.error = event.get("error") or answer.error
+        answer.usage = event.get("usage") or answer.usage
+        for choice in event.get("choices", ()):
+            answer.text += choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+            answer.finish = choice["finish_reason"] or answer.finish
+    assert done or answer.error, "a stream must end with [DONE] or with an error event"
+    return answer
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A seeded random Llama. The folder's name is the served model's."""
+    from shared.engines.tiny import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("models") / MODEL)
+
+
+class Alone(Protocol):
+    """The single process: text of a completion."""
+
+    def __call__(self, prompt: Sequence[int], max_tokens: int = 16, **sampling: Any) -> str: ...
+
+
+@pytest.fixture(scope="session")
+def runner(tiny: Path) -> LocalRunner:
+    """The same engine in this process, without any mesh."""
+    from shared.engines.local import LocalRunner
+    from shared.engines.transformers import TransformersEngine
+
+    return LocalRunner(TransformersEngine(tiny, block_size=BLOCK), slots=256)
+
+
+@pytest.fixture(scope="session")
+def alone(tiny: Path, runner: LocalRunner) -> Alone:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(tiny / "tokenizer.json"))
+
+    def run(prompt: Sequence[int], max_tokens: int = 16, **options: Any) -> str:
+        stops = sorted({*runner.engine.eos_ids, *options.pop("stop_ids", ())})
+        sampling = Sampling(**{"max_tokens": max_tokens, "seed": 0, "temperature": 0.0, "stop_ids": stops, **options})
+        outputs = runner.generate(np.array(prompt, dtype=np.uint32), sampling)
+        ids = [o.token for o in outputs if not (o.finish == "stop" and o.token in stops)]
+        return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def first_token(runner: LocalRunner) -> Callable[[Sequence[int]], int]:
+    """The id of the first output of a greedy completion."""
+    sampling = Sampling(max_tokens=1, seed=0, temperature=0.0)
+    return lambda prompt: runner.generate(np.array(prompt, dtype=np.uint32), sampling)[0].token
+
+
+@pytest.fixture(scope="session")
+def up(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Mesh]]:
+    """``up(*flags)`` starts a mesh, or gives the one that runs with these flags already. All end with the session."""
+    running: dict[tuple[str, ...], Mesh] = {}
+
+    def start(*flags: str) -> Mesh:
+        if flags not in running or running[flags].child.poll() is not None:
+            running[flags] = _start(["--model", str(tiny), *BASE, *flags], tmp_path_factory.mktemp("mesh") / "log")
+        return running[flags]
+
+    yield start
+    for one in running.values():
+        if one.child.poll() is None:
+            assert one.stop() == 0, one.log.read_text()
+
+
+@pytest.fixture(scope="session")
+def real_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Mesh]]:
+    """``real_up(*flags)``: the same with the default model, fetched where it is not in the cache."""
+    running: list[Mesh] = []
+
+    def start(*flags: str) -> Mesh:
+        running.append(_start(flags, tmp_path_factory.mktemp("real") / "log", patience=240))
+        return running[-1]
+
+    yield start
+    for one in running:
+        assert one.stop() == 0, one.log.read_text()
+
+
+def _start(flags: Sequence[str], log: Path, patience: float = 55) -> Mesh:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    argv = [str(MOONCAKE), "up", "--port", str(port), *flags]
+    with log.open("wb") as out:
+        child = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=os.environ)
+    mesh, deadline = Mesh(f"http://127.0.0.1:{port}", child, log), time.monotonic() + patience
+    while time.monotonic() < deadline and child.poll() is None:
+        if b"ready" in log.read_bytes():
+            with contextlib.suppress(OSError):
+                if urllib.request.urlopen(mesh.url + "/ready", timeout=2).status == 200:
+                    return mesh
+        time.sleep(0.1)
+    child.kill()
+    raise AssertionError("mooncake up is not ready:\n" + log.read_text(errors="replace")[-4000:])
+
+
+@pytest.fixture
+def tokens(request: pytest.FixtureRequest) -> Callable[[int], list[int]]:
+    """Fresh token ids, other ones for every test and call."""
+    rng = random.Random(request.node.nodeid)
+    return lambda count: [rng.randrange(10, 250) for _ in range(count)]

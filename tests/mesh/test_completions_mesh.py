@@ -1,0 +1,118 @@
+"""A1 to A4, A6: what the mesh answers is what a single process answers, wherever the prefix was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.mesh.conftest import Alone, Mesh
+
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
+B = 32
+TRANSPORTS = ["tcp", "shm"]
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def mesh(up: Callable[..., Mesh], transport: str) -> Mesh:
+    """Two prefill nodes in turn, one decode node."""
+    return up("--prefill", "2", "--decode", "1", "--policy", "round_robin", "--transport", transport)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a1_cold_then_warm_on_another_node_then_warm_local(
+    mesh: Mesh, transport: str, alone: Alone, tokens: Callable[[int], list[int]], stream: bool
+) -> None:
+    prompt = tokens(5 * B + 9)
+    expected = alone(prompt)
+    slot = _slot_bytes(mesh)
+    cold = await mesh.ask(prompt, stream=stream)
+    assert (cold.text, cold.cached) == (expected, 0)
+    await asyncio.sleep(0.3)  # the index follows within milliseconds
+    before = _moved(mesh, transport)
+    other = await mesh.ask(prompt, stream=stream)
+    assert (other.text, other.cached) == (expected, 5 * B)
+    assert _moved(mesh, transport) - before >= 5 * slot, "the prefix must have travelled between two agents"
+    local = await mesh.ask(prompt, stream=stream)
+    assert (local.text, local.cached) == (expected, 5 * B)
+    assert mesh.total("mooncake_store_transfer_bytes_total", transport=({"tcp": "shm", "shm": "tcp"}[transport])) == 0
+
+
+@pytest.mark.parametrize("length", [B - 1, B, B + 1, 3 * B - 1, 3 * B, 3 * B + 1, 1, 7])
+async def test_a2_block_boundaries_warm_and_cold(
+    mesh: Mesh, alone: Alone, tokens: Callable[[int], list[int]], length: int
+) -> None:
+    prompt = tokens(length)
+    expected, full = alone(prompt), length // B * B
+    for cached in (0, min(full, length - 1), min(full, length - 1)):
+        answer = await mesh.ask(prompt)
+        assert answer.text == expected
+        assert (answer.usage["prompt_tokens"], answer.cached) == (length, cached)
+        await asyncio.sleep(0.2)
+
+
+async def test_a3_one_token(mesh: Mesh, alone: Alone, tokens: Callable[[int], list[int]]) -> None:
+    baseline = mesh.held()
+    prompt = tokens(2 * B + 3)
+    for stream in (False, True):
+        answer = await mesh.ask(prompt, max_tokens=1, stream=stream)
+        assert (answer.text, answer.finish) == (alone(prompt, 1), "length")
+        assert answer.usage["completion_tokens"] == 1
+    assert await mesh.settled(baseline) == {}
+
+
+async def test_a4_first_token_is_a_stop_token(
+    mesh: Mesh, tokens: Callable[[int], list[int]], first_token: Callable[[list[int]], int]
+) -> None:
+    baseline = mesh.held()
+    prompt = tokens(B + 5)
+    stop = first_token(prompt)
+    for stream in (False, True):
+        answer = await asyncio.wait_for(mesh.ask(prompt, stop_token_ids=[stop], stream=stream), 10)
+        assert (answer.text, answer.finish, answer.usage["completion_tokens"]) == ("", "stop", 1)
+    assert await mesh.settled(baseline) == {}
+
+
+@pytest.mark.parametrize(("length", "output"), [(4096, 1), (5000, 1), (4000, 97), (10, 4090)])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a6_longer_than_the_context(
+    mesh: Mesh, tokens: Callable[[int], list[int]], length: int, output: int, stream: bool
+) -> None:
+    answer = await mesh.ask(tokens(length), max_tokens=output, stream=stream)
+    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+    assert "4096" in answer.error["message"]
+    assert (await mesh.ask(tokens(10))).status == 200
+
+
+async def test_seeded_sampling_is_the_single_process_too(
+    mesh: Mesh, alone: Alone, tokens: Callable[[int], list[int]]
+) -> None:
+    prompt = tokens(B + 11)
+    for seed in (1, 2):
+        expected = alone(prompt, 24, temperature=0.9, top_p=0.9, top_k=40, seed=seed)
+        answer = await mesh.ask(prompt, max_tokens=24, temperature=0.9, top_p=0.9, top_k=40, seed=seed)
+        assert answer.text == expected
+
+
+async def test_many_at_once_of_mixed_length(mesh: Mesh, alone: Alone, tokens: Callable[[int], list[int]]) -> None:
+    head = tokens(2 * B)
+    prompts = [head + tokens(n) if n % 3 == 0 else tokens(n) for n in range(1, 100, 7)]
+    answers = await asyncio.gather(*(mesh.ask(p, max_tokens=20, stream=bool(n % 2)) for n, p in enumerate(prompts)))
+    assert [a.text for a in answers] == [alone(p, 20) for p in prompts]
+
+
+def _slot_bytes(mesh: Mesh) -> int:
+    return int(mesh.cluster()["agents"][0]["slot_bytes"])
+
+
+def _moved(mesh: Mesh, transport: str) -> float:
+    """Bytes that fetches brought in (streams into landings are writes)."""
+    return mesh.total("mooncake_store_fetched_bytes_total", transport=transport)

@@ -1,0 +1,75 @@
+"""Proof that KV really travels: bytes flipped behind the owner's back change the text, or are caught."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.mesh.conftest import Alone, Mesh
+
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
+B, BLOCKS = 32, 6
+
+Corrupt = Callable[..., Awaitable[tuple["Mesh", list[int]]]]
+
+
+def flip(pid: int, slot_bytes: int) -> int:
+    """Flip a bit of the exponent of one float in every slot of an agent's pool that holds data; how many."""
+    flipped = 0
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        if "memfd:" not in os.readlink(fd) or (size := os.stat(fd).st_size) < slot_bytes:
+            continue
+        with open(fd, "r+b") as file, mmap.mmap(file.fileno(), size) as pool:
+            for start in range(0, size - slot_bytes + 1, slot_bytes):
+                slot = pool[start : start + slot_bytes]
+                if any(slot[:4096]):
+                    pool[start + 3 + 64] ^= 0x40  # the first layer's keys of the first token
+                    flipped += 1
+    return flipped
+
+
+@pytest.fixture
+def corrupted(up: Callable[..., Mesh], tokens: Callable[[int], list[int]]) -> Corrupt:
+    """A mesh whose owners' blocks of one prompt are corrupt, on every node."""
+
+    async def make(*flags: str) -> tuple[Mesh, list[int]]:
+        mesh = up("--prefill", "2", "--decode", "1", "--policy", "round_robin", *flags)
+        prompt = tokens(BLOCKS * B + 3)
+        await mesh.ask(prompt)
+        await asyncio.sleep(0.3)
+        slot = int(mesh.cluster()["agents"][0]["slot_bytes"])
+        flipped = [flip(mesh.pid("services.store", node), slot) for node in ("node-p0", "node-p1", "node-d0")]
+        assert sum(flipped) >= BLOCKS, flipped
+        return mesh, prompt
+
+    return make
+
+
+async def test_verify_off_over_tcp_a_flipped_byte_changes_the_text(corrupted: Corrupt, alone: Alone) -> None:
+    mesh, prompt = await corrupted("--transport", "tcp", "--verify", "off")
+    before = mesh.total("mooncake_store_fetched_bytes_total", transport="tcp")
+    answer = await mesh.ask(prompt)
+    assert answer.cached == BLOCKS * B, "the other prefill node must have fetched the prefix"
+    assert mesh.total("mooncake_store_fetched_bytes_total", transport="tcp") > before
+    assert answer.text != alone(prompt)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+async def test_verify_always_corrupt_blocks_are_recomputed_counted_and_dropped(
+    corrupted: Corrupt, alone: Alone, transport: str
+) -> None:
+    mesh, prompt = await corrupted("--transport", transport, "--verify", "always")
+    before = mesh.total("mooncake_store_corrupt_blocks_total")
+    answer = await mesh.ask(prompt)
+    assert answer.text == alone(prompt)
+    assert mesh.total("mooncake_store_corrupt_blocks_total") > before
+    await asyncio.sleep(0.5)
+    third = await mesh.ask(prompt)
+    assert third.text == alone(prompt)

@@ -1,0 +1,41 @@
+"""D1 through the whole mesh: the same tokens under another salt share nothing; under the same, they do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.mesh.conftest import Alone, Mesh
+
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
+B = 32
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    path = tmp_path / "keys.yaml"
+    path.write_text("tenants:\n  a: {keys: [sk-a1, sk-a2]}\n  b: {keys: [sk-b]}\n")
+    path.chmod(0o600)
+    return path
+
+
+async def test_d1_tenants_never_share_blocks(
+    up: Callable[..., Mesh], alone: Alone, tokens: Callable[[int], list[int]], keys: Path
+) -> None:
+    mesh = up("--api-keys", str(keys))
+    try:
+        prompt = tokens(4 * B + 1)
+        expected = alone(prompt)
+        assert (await mesh.ask(prompt)).status == 401
+        assert (await mesh.ask(prompt, key="sk-c")).status == 401
+        for key, cached in (("sk-a1", 0), ("sk-b", 0), ("sk-a2", 4 * B), ("sk-b", 4 * B)):
+            answer = await mesh.ask(prompt, key=key)
+            assert (answer.text, answer.cached) == (expected, cached), key
+            await asyncio.sleep(0.2)
+    finally:
+        assert mesh.stop() == 0
