@@ -25,7 +25,10 @@ class UpSettings(CommonSettings, frozen=True, kw_only=True):
     nats: Annotated[str, Meta(description="URL of a NATS server to use; empty: start one.")] = ""
     redis: Annotated[str, Meta(description="URL of a Redis server to use; empty: start one.")] = ""
     engine: Annotated[str, Meta(description="Engine of the instances.")] = "transformers"
-    dtype: Annotated[str, Meta(description="Type of weights and KVCache: float32, bfloat16 or float16.")] = "float32"
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16", "fp32", "bf16", "fp16"],
+        Meta(description="Type of weights and KVCache."),
+    ] = "float32"
     threads: Annotated[int, Meta(description="Compute threads of each instance.", ge=1, le=1024)] = 1
     block_size: Annotated[int, Meta(description="Tokens per KV block.", ge=16, le=512)] = 32
     pool_bytes: Annotated[int, Meta(description="DRAM pool of each node's store.", ge=1 << 20)] = 512 << 20

@@ -92,11 +92,17 @@ class Up:
             secret=secrets.token_hex(32),
             nats=self.settings.nats or f"nats://127.0.0.1:{free_port()}",
             redis=self.settings.redis or f"redis://127.0.0.1:{free_port()}/0",
-            folder=str(find_model(self.settings.model)),
+            folder=self._folder(),
             served=served_name(self.settings.model),
             port=port,
             colour=err.is_terminal and not err.no_color,
         )
+
+    def _folder(self) -> str:
+        try:
+            return str(find_model(self.settings.model))
+        except ConfigError as error:
+            raise ConfigError(f"--model: {error.message}" if self.settings.model else error.message) from None
 
     def _on_signals(self, supervisor: Supervisor) -> None:
         """The first asks, the second does not."""

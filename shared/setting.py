@@ -154,8 +154,19 @@ def show(setting: Setting) -> str:
         return "a secret" if setting.default else "none"
     if setting.default is None or setting.default == "":
         return "none"
+    if setting.name.endswith("_bytes") and isinstance(setting.default, int):
+        return _size(setting.default)
     if isinstance(setting.default, bool):
         return str(setting.default).lower()
     if isinstance(setting.default, (list, tuple, set, frozenset)):
         return ",".join(map(str, setting.default)) or "none"
     return str(getattr(setting.default, "value", setting.default))
+
+
+def _size(count: int) -> str:
+    """In the largest unit that divides it: ``512MiB``."""
+    for unit in ("", "KiB", "MiB", "GiB"):
+        if not count or count % 1024:
+            return f"{count}{unit}"
+        count //= 1024
+    return f"{count}TiB"

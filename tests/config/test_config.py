@@ -256,4 +256,5 @@ def test_help_names_every_setting_with_default_and_limits(capsys: pytest.Capture
 def test_defaults_are_shown_as_they_would_be_written() -> None:
     shown = {setting.name: show(setting) for setting in settings_of(Example)}
     assert shown["size"] == "32" and shown["fast"] == "false" and shown["names"] == "none"
+    assert shown["pool_bytes"] == "4KiB"
     assert shown["limit"] == "none" and shown["colour"] == "red" and shown["secret"] == "none"

@@ -1,0 +1,136 @@
+"""What ``mooncake up`` starts: every flag is a setting of the service that gets it, and nothing secret is in sight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cli.child import Spec
+from cli.config_docs import settings_type
+from cli.plan import CONDUCTOR, ENGINES, GRACE, SERVERS, STORES, Plan, Wiring
+from cli.settings import UpSettings
+from shared.config import load
+
+WIRING = Wiring(
+    mark="abcd",
+    secret="very-secret",
+    nats="nats://127.0.0.1:5001",
+    redis="redis://127.0.0.1:5002/0",
+    folder="/models/tiny",
+    served="tiny",
+    port=18000,
+)
+
+
+def plan(env: dict[str, str] | None = None, **settings: Any) -> Plan:
+    return Plan(UpSettings(**settings), WIRING, env or {})
+
+
+def everything(made: Plan) -> list[Spec]:
+    return [*made.servers(), *made.stores(), *made.engines(), made.conductor()]
+
+
+def understood(spec: Spec) -> Any:
+    """The settings that the service makes of its command line and environment."""
+    service = spec.argv[spec.argv.index("-m") + 1].removeprefix("services.")
+    flags = spec.argv[spec.argv.index("-m") + 2 :]
+    return load(settings_type(service), flags, spec.env)
+
+
+def test_a_node_has_an_engine_and_an_agent_on_one_socket() -> None:
+    made = plan(prefill=2, decode=2)
+    assert [spec.name for spec in made.stores()] == ["store-p0", "store-p1", "store-d0", "store-d1"]
+    assert [spec.name for spec in made.engines()] == ["prefill-0", "prefill-1", "decode-0", "decode-1"]
+    sockets = [understood(spec).socket for spec in made.stores()]
+    assert sockets == [understood(spec).agent for spec in made.engines()]
+    assert len(set(sockets)) == 4 and all(name.startswith("@mooncake-abcd-") for name in sockets)
+
+
+def test_services_understand_what_they_are_given() -> None:
+    made = plan(
+        mesh="lab",
+        dtype="bfloat16",
+        block_size=64,
+        threads=2,
+        pool_bytes=1 << 26,
+        transport="tcp",
+        verify="off",
+        policy="least_loaded",
+        slo_ttft_ms=900,
+        host="::1",
+        api_keys="/keys.yaml",
+    )
+    store, engine, conductor = next(made.stores()), next(made.engines()), made.conductor()
+    for spec in (store, engine, conductor):
+        settings = understood(spec)
+        assert (settings.mesh, settings.nats, settings.redis) == ("lab", WIRING.nats, WIRING.redis)
+    assert understood(store).pool_bytes == 1 << 26
+    assert (understood(store).transports, understood(store).verify) == ("require:tcp", "off")
+    assert (understood(engine).model, understood(engine).dtype) == ("/models/tiny", "bfloat16")
+    assert (understood(engine).block_size, understood(engine).threads) == (64, 2)
+    assert understood(engine).served_name == understood(conductor).served_model_name == "tiny"
+    assert (understood(conductor).host, understood(conductor).port) == ("::1", 18000)
+    assert (understood(conductor).policy, understood(conductor).slo_ttft_ms) == ("least_loaded", 900)
+    assert understood(conductor).api_keys == "/keys.yaml"
+
+
+def test_the_secret_reaches_the_agents_and_no_command_line() -> None:
+    made = plan()
+    assert all(understood(spec).secret == "very-secret" for spec in made.stores())
+    assert not [word for spec in everything(made) for word in spec.argv if "very-secret" in word]
+    assert "very-secret" not in made.conductor().env.values()
+
+
+def test_every_process_carries_the_mark() -> None:
+    assert all(spec.env["MOONCAKE_MESH_ID"] == "abcd" for spec in everything(plan()))
+
+
+def test_stages_and_graces_fit_the_ten_seconds() -> None:
+    made = plan()
+    assert [s.stage for s in everything(made)] == [SERVERS, SERVERS, STORES, STORES, ENGINES, ENGINES, CONDUCTOR]
+    assert sum(GRACE.values()) < 10
+
+
+@pytest.mark.parametrize(
+    ("nats", "redis", "started"),
+    [
+        ("", "", ["nats", "redis"]),
+        ("nats://there:4222", "", ["redis"]),
+        ("", "redis://there:6379", ["nats"]),
+        ("nats://there:4222", "redis://there:6379", []),
+    ],
+)
+def test_servers_are_started_unless_given(nats: str, redis: str, started: list[str]) -> None:
+    assert [spec.name for spec in plan(nats=nats, redis=redis).servers()] == started
+
+
+def test_variables_for_up_do_not_reach_services_and_theirs_do() -> None:
+    """``MOONCAKE_PORT`` is the port of the API for ``up``; for a store agent it would be that of its data plane."""
+    env = {
+        "MOONCAKE_PORT": "9000",
+        "MOONCAKE_LEASE_TTL": "2.5",
+        "MOONCAKE_MAX_BATCH": "7",
+        "MOONCAKE_CACHE": "/cache",
+        "MOONCAKE_CONFIG": "/mesh.yaml",
+        "MOONCAKE_NONSENSE": "1",
+        "PATH": "/bin",
+    }
+    made = plan(env)
+    store, decode = next(made.stores()).env, list(made.engines())[1].env
+    assert "MOONCAKE_PORT" not in store and "MOONCAKE_NONSENSE" not in store
+    assert store["MOONCAKE_LEASE_TTL"] == "2.5" and "MOONCAKE_LEASE_TTL" not in decode
+    assert decode["MOONCAKE_MAX_BATCH"] == "7" and "MOONCAKE_MAX_BATCH" not in store
+    assert store["MOONCAKE_CACHE"] == "/cache" and store["MOONCAKE_CONFIG"] == "/mesh.yaml" and store["PATH"] == "/bin"
+    assert "MOONCAKE_CONFIG" not in made.servers()[0].env
+
+
+@pytest.mark.parametrize(("first", "ports"), [(-1, [-1] * 5), (0, [0] * 5), (9100, [9100, 9101, 9102, 9103, 9104])])
+def test_metrics_ports_count_up_from_the_first(first: int, ports: list[int]) -> None:
+    made = plan(metrics_port=first)
+    specs = [*made.stores(), *made.engines(), made.conductor()]
+    assert [understood(spec).metrics_port for spec in specs] == ports
+
+
+def test_a_working_folder_with_packages_of_the_same_name_is_not_looked_at() -> None:
+    assert all("-P" in spec.argv for spec in everything(plan()) if "-m" in spec.argv)
