@@ -1,0 +1,49 @@
+"""``python -m services.store``: the store agent of this node, until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+
+from services.store.agent import run_agent
+from services.store.settings import StoreSettings
+from shared.config import load
+from shared.errors import MooncakeError
+from shared.metrics_server import MetricsServer
+from shared.telemetry import log, setup
+
+logger = log("store")
+
+
+async def serve(settings: StoreSettings) -> None:
+    """Runs until told to stop. Raises MooncakeError when it cannot start or may not go on."""
+    stopping = asyncio.Event()
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(sign, stopping.set)
+    async with contextlib.AsyncExitStack() as stack:
+        metrics = MetricsServer(settings.metrics_host, settings.metrics_port)
+        port = await metrics.start()
+        stack.push_async_callback(metrics.close)
+        agent = await stack.enter_async_context(run_agent(settings))
+        agent.metrics = f"{settings.metrics_host}:{port}" if port > 0 else ""
+        agent.refused.add_done_callback(lambda _: stopping.set())
+        await stopping.wait()
+        if agent.refused.done():
+            raise agent.refused.result()
+
+
+def main() -> int:
+    settings = load(StoreSettings, prog="store")
+    setup("store", settings)
+    try:
+        asyncio.run(serve(settings))
+    except MooncakeError as e:
+        logger.error("store agent ends", error=e.message)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""The store agent of a node: everything wired together, in the order in which it starts and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import uuid
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Self
+
+from services.store import metrics
+from services.store.directory import Directory, LocalDirectory
+from services.store.fetcher import Fetcher
+from services.store.guard import StoreGuard
+from services.store.landing_control import LandingControl
+from services.store.local_service import LocalService
+from services.store.local_socket import LocalSocket
+from services.store.peer_service import PeerService
+from services.store.peers import PeerCalls
+from services.store.reader import RemoteReader
+from services.store.removal import Removal
+from services.store.settings import StoreSettings
+from services.store.slabs import Slabs
+from services.store.streamer import Streamer
+from services.store.transfer.base import Peer
+from services.store.transfer.engine import Engine
+from services.store.transfer.policy import TransportPolicy
+from shared.errors import MooncakeError
+from shared.messages import Ref
+from shared.records import AgentRecord
+from shared.telemetry import log
+
+logger = log("store")
+
+TICK = 0.1
+"""Seconds between looks at expired leases, watermarks and gauges."""
+
+THREADS = 2
+
+
+class Agent:
+    """Use :func:`run_agent`. ``directory`` is what it knows of the mesh. ``metrics``: host:port that serves them.
+    ``refused`` is set when the mesh does not want this agent any more: another incarnation took its place."""
+
+    def __init__(self, settings: StoreSettings, ref: Ref, directory: Directory) -> None:
+        self.settings = settings
+        self.ref = ref
+        self.directory = directory
+        self.metrics = ""
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="store")
+        self.slabs = Slabs(settings, directory, self._threads)
+        self.engine = Engine(
+            ref,
+            secret=settings.secret.encode(),
+            resolve=directory.peer,
+            host=settings.host,
+            port=settings.port,
+            policy=TransportPolicy.parse(settings.transports),
+            guard=StoreGuard(self.slabs),
+            on_call=self._on_call,
+        )
+        self.slabs.bind(self.engine)
+        calls = PeerCalls(self.engine)
+        self._landings = LandingControl(ref, self.engine, calls, settings.drain_timeout)
+        self._streamer = Streamer(ref, self.engine, calls, self._landings, self._threads)
+        self._peers = PeerService(self.slabs, self._landings, self._streamer, self._threads)
+        self._fetcher = Fetcher(ref.id, RemoteReader(self.engine, calls, settings, self._threads), directory)
+        removal = Removal(calls, directory)
+        self.local = LocalService(self._fetcher, self._landings, self._streamer, directory, removal, self.stats)
+        self._socket = LocalSocket(settings.socket, settings.secret, ref, self.slabs.attach, self.local)
+        self._shown = self.stats()
+        self._backlog = 0
+        self.refused: asyncio.Future[MooncakeError] = asyncio.get_running_loop().create_future()
+
+    async def _on_call(self, peer: Ref, payload: bytes) -> bytes:
+        return await self._peers.on_call(peer, payload)
+
+    # -- running ---------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Raises ConfigError when an address is taken."""
+        await self.engine.start()
+        try:
+            self._socket.start()
+        except BaseException:
+            await self.engine.close()
+            raise
+        self._ticking = asyncio.create_task(self._tick())
+        logger.info("agent is up", id=self.ref.id, socket=self.settings.socket, port=self.engine.peer().port)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._ticking.cancel()
+        await self._socket.close()
+        await self.local.close()
+        await self._fetcher.close()
+        await self._streamer.close()
+        await self._landings.close()
+        await self.slabs.close()
+        await self.engine.close()
+        self._threads.shutdown(wait=True)
+
+    @property
+    def peer(self) -> Peer:
+        """How other agents reach this one."""
+        return self.engine.peer()
+
+    async def _tick(self) -> None:
+        while True:
+            for slab in self.slabs.values():
+                slab.expire()
+                slab.changed()
+            self._show()
+            await asyncio.sleep(TICK)
+
+    # -- what is held ----------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, float]:
+        """Everything held now, by kind, and the pool's slots by state."""
+        slabs = tuple(self.slabs.values())
+        pools = [slab.pool for slab in slabs]
+        return {
+            "store_slots": sum(pool.slots.used for pool in pools),
+            "store_holds": sum(len(pool.holds) for pool in pools),
+            "store_prefetched": sum(pool.prefetched for pool in pools),
+            "store_leases": sum(len(slab.leases) for slab in slabs),
+            "store_landings": sum(len(slab.landings) for slab in slabs),
+            "store_quarantined": sum(slab.landings.quarantined for slab in slabs),
+            "store_connections": len(self.local.connections),
+            "store_orphans": sum(c.slab.pool.held_by(c.id) for c in self.local.orphans),
+            "store_fetches": len(self._fetcher),
+            "store_streams": len(self._streamer),
+            "store_waiting": sum(len(slab.line) for slab in slabs),
+            "slots": sum(len(pool.slots) for pool in pools),
+            "free": sum(pool.slots.free for pool in pools),
+            "cached": sum(pool.slots.idle + pool.slots.yielding for pool in pools),
+            "evictions": sum(pool.slots.evictions for pool in pools),
+        }
+
+    def record(self) -> AgentRecord:
+        """What the mesh is told, from any thread."""
+        peer, shown = self.peer, self._shown
+        return AgentRecord(
+            ref=self.ref,
+            node=self.settings.node or socket.gethostname(),
+            code=self.ref.incarnation.to_bytes(8, "big"),
+            host=peer.host,
+            port=peer.port,
+            host_id=peer.host_id,
+            shm=peer.shm,
+            transports=list(TransportPolicy.parse(self.settings.transports).order),
+            slots=int(shown["slots"]),
+            used=int(shown["store_slots"]),
+            slot_bytes=max((slab.memory.stride for slab in self.slabs.values()), default=0),
+            backlog_bytes=self._backlog,
+            held={kind: shown[kind] for kind in metrics.HELD},
+            metrics=self.metrics,
+            pid=os.getpid(),
+        )
+
+    def _show(self) -> None:
+        stats = self._shown = self.stats()
+        self._backlog = sum(slab.leases.bytes for slab in self.slabs.values())
+        for kind, gauge in metrics.HELD.items():
+            gauge.set(stats[kind])
+        for state, amount in (("free", stats["free"]), ("cached", stats["cached"]), ("used", stats["store_slots"])):
+            metrics.SLOTS.labels(state).set(amount)
+
+
+def new_ref(settings: StoreSettings) -> Ref:
+    """Each start is a new incarnation."""
+    return Ref(settings.id or uuid.uuid4().hex, secrets.randbits(63) | 1)
+
+
+@asynccontextmanager
+async def run_agent(settings: StoreSettings, directory: LocalDirectory | None = None) -> AsyncIterator[Agent]:
+    """A running agent. Without ``directory`` it registers in the mesh's metadata and block index (Redis at
+    ``settings.redis``; raises Unavailable when that does not answer); with one, it is known to that alone."""
+    ref = new_ref(settings)
+    if directory is not None:
+        directory.id = ref.id
+        async with Agent(settings, ref, directory) as agent:
+            directory.join(agent.peer)
+            try:
+                yield agent
+            finally:
+                directory.leave()
+        return
+    async with _registered(settings, ref) as agent:
+        yield agent
+
+
+@asynccontextmanager
+async def _registered(settings: StoreSettings, ref: Ref) -> AsyncIterator[Agent]:
+    from services.store.registration import Registration  # Redis is not needed by an agent that stands alone
+
+    registration = Registration(settings.redis, settings.mesh, ref)
+    agent = Agent(settings, ref, registration)
+    async with agent, registration.entered(agent.record, agent.refused.set_result):
+        yield agent

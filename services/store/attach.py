@@ -1,0 +1,81 @@
+"""How a process attaches to its node's agent: the greeting, and the pool's descriptor that comes with the answer."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+
+import msgspec
+
+from services.store.frames import MAX_GREETING, FrameReader, frame
+from services.store.local_messages import VERSION, Challenge, Denied, Hello, Welcome, prove
+from shared.blocks import Namespace
+from shared.errors import AgentGone, MooncakeError, ProtocolError
+
+RETRY = 0.1
+
+
+@dataclass
+class Attached:
+    """A socket that speaks requests from now on, and the pool's descriptor. Both are the caller's to close."""
+
+    sock: socket.socket
+    fd: int
+    welcome: Welcome
+
+
+def attach(address: str, namespace: Namespace, name: str, secret: str, timeout: float) -> Attached:
+    """Blocking. Waits for an agent that is not there yet. Raises AgentGone at the timeout, and what the agent refuses
+    with: Unauthorized, ConfigError, InvalidInput, ProtocolError."""
+    deadline = time.monotonic() + timeout
+    while True:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(max(0.01, deadline - time.monotonic()))
+        try:
+            sock.connect("\0" + address[1:] if address.startswith("@") else address)
+            return _greet(sock, namespace, name, secret)
+        except (ConnectionRefusedError, FileNotFoundError, ConnectionResetError, EOFError) as e:
+            sock.close()
+            if time.monotonic() + RETRY >= deadline:
+                raise AgentGone(f"no store agent at {address}: {e}", field="agent") from e
+            time.sleep(RETRY)
+        except TimeoutError as e:
+            sock.close()
+            raise AgentGone(f"the store agent at {address} does not answer", field="agent") from e
+        except BaseException:
+            sock.close()
+            raise
+
+
+def _greet(sock: socket.socket, namespace: Namespace, name: str, secret: str) -> Attached:
+    reader = FrameReader(MAX_GREETING)
+    challenge = _receive(sock, reader, [])
+    if not isinstance(challenge, Challenge) or challenge.version != VERSION:
+        raise ProtocolError(f"the agent speaks another version than {VERSION}", field="version")
+    hello = Hello(VERSION, name, prove(secret, challenge.nonce), namespace)
+    sock.sendall(frame(msgspec.msgpack.encode(hello)))
+    fds: list[int] = []
+    try:
+        welcome = _receive(sock, reader, fds)
+        if not isinstance(welcome, Welcome) or len(fds) != 1:
+            raise ProtocolError("the agent did not send its pool")
+        return Attached(sock, fds[0], welcome)
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+
+
+def _receive(sock: socket.socket, reader: FrameReader, fds: list[int]) -> Challenge | Welcome:
+    while True:
+        data, more, _, _ = socket.recv_fds(sock, MAX_GREETING, 4, socket.MSG_CMSG_CLOEXEC)
+        fds.extend(more)
+        if not data:
+            raise EOFError("closed during the greeting")
+        for body in reader.feed(data):
+            message: Challenge | Welcome | Denied = msgspec.msgpack.decode(body, type=Challenge | Welcome | Denied)
+            if isinstance(message, Denied):
+                raise MooncakeError.from_wire(message.error)
+            return message

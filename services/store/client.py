@@ -1,0 +1,263 @@
+"""The store as a process of the node sees it: :class:`StoreClient` is the real ``shared.engines.base.KVStore``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Sequence
+from typing import Self
+
+from services.store import local_messages as wire
+from services.store.attach import Attached, attach
+from services.store.local_messages import By, HeldTuple, unpack_held
+from services.store.objects import Data, Objects, Put
+from services.store.session import Session
+from shared.blocks import Namespace
+from shared.engines.base import Fetched, Held, Landing, LandingTarget, Owner, PoolClass, PoolMap, Run
+from shared.errors import AgentGone, InvalidInput
+from shared.messages import Ref
+
+HeldList = list[HeldTuple]
+MaybeHeldList = list[HeldTuple | None]
+
+
+class StoreClient:
+    """One connection to the node's agent. See :class:`shared.engines.base.KVStore` for what the calls mean.
+
+    What a cancelled or late call was granted is given back by itself. ``close`` ends all holds; without it they end
+    when this process is dead.
+    """
+
+    def __init__(self, attached: Attached, session: Session, namespace: Namespace, name: str) -> None:
+        self._session = session
+        self._name = name
+        self._object_api: Objects | None = None
+        self._fd = attached.fd
+        self._agent = attached.welcome.agent
+        w = attached.welcome
+        self._pool = PoolMap(f"/proc/self/fd/{attached.fd}", w.offset, w.stride, w.slots, namespace.geometry)
+
+    @classmethod
+    async def connect(
+        cls, address: str, namespace: Namespace, *, owner_name: str = "", secret: str = "", timeout: float = 10.0
+    ) -> Self:
+        """Attach to the agent at ``address`` (a path, or ``@name``). Waits up to ``timeout`` seconds for one that is
+        not there yet. Raises AgentGone, Unauthorized, ConfigError (the pool has no room for another namespace)."""
+        name = owner_name or f"pid {os.getpid()}"
+        attached = await asyncio.to_thread(attach, address, namespace, name, secret, timeout)
+        attached.sock.setblocking(False)
+        session = Session()
+        await asyncio.get_running_loop().create_unix_connection(lambda: session, sock=attached.sock)
+        return cls(attached, session, namespace, name)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Give everything back. The pool's mapping elsewhere stays valid, but its slots are others' now. Idempotent."""
+        if self._fd < 0:
+            return
+        if not self._session.closed:
+            with contextlib.suppress(Exception):
+                await self._session.ask(wire.Bye, None, timeout=2.0)
+        self._session.close()
+        os.close(self._fd)
+        self._fd = -1
+
+    @property
+    def agent(self) -> Ref:
+        return self._agent
+
+    @property
+    def pool(self) -> PoolMap:
+        return self._pool
+
+    @property
+    def closed(self) -> bool:
+        return self._session.closed
+
+    async def stats(self) -> dict[str, float]:
+        """What the agent holds now, by kind, and its slots by state."""
+        answer: dict[str, float] = await self._session.ask(wire.Stats, dict[str, float])
+        return answer
+
+    # -- blocks ----------------------------------------------------------------------------------------
+
+    async def lease(
+        self, keys: Sequence[bytes], owner: Owner, pool_class: PoolClass = PoolClass.GROWTH
+    ) -> list[Held | None]:
+        by, packed = _by(owner, pool_class), b"".join(keys)
+        answer: MaybeHeldList = await self._session.ask(
+            lambda id: wire.LeaseLocal(id, packed, by), MaybeHeldList, undo=self._give_back
+        )
+        return [None if h is None else unpack_held(h, key) for h, key in zip(answer, keys, strict=True)]
+
+    async def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        packed = b"".join(keys)
+        answer: list[bool] = await self._session.ask(lambda id: wire.Contains(id, packed), list[bool])
+        return answer
+
+    async def reserve(self, keys: Sequence[bytes], owner: Owner, pool_class: PoolClass, timeout: float) -> list[Held]:
+        by, packed = _by(owner, pool_class), b"".join(keys)
+        answer: HeldList = await self._session.ask(
+            lambda id: wire.Reserve(id, packed, by, timeout), HeldList, timeout, self._give_back
+        )
+        return [unpack_held(h, key) for h, key in zip(answer, keys, strict=True)]
+
+    async def allocate(self, count: int, owner: Owner, pool_class: PoolClass, timeout: float) -> list[Held]:
+        by = _by(owner, pool_class)
+        answer: HeldList = await self._session.ask(
+            lambda id: wire.Allocate(id, count, by, timeout), HeldList, timeout, self._give_back
+        )
+        return [unpack_held(h) for h in answer]
+
+    async def wait(self, key: bytes, owner: Owner, timeout: float) -> Held | None:
+        by = _by(owner, PoolClass.GROWTH)
+        answer: HeldTuple | None = await self._session.ask(
+            lambda id: wire.Wait(id, key, by, timeout), HeldTuple | None, timeout, lambda h: self._give_back([h])
+        )
+        return None if answer is None else unpack_held(answer, key)
+
+    async def commit(
+        self, holds: Sequence[Held], parent: bytes, keys: Sequence[bytes], indexed: bool = False
+    ) -> list[Held]:
+        return await self.commit_objects(holds, parent, keys, [], indexed, chained=True)
+
+    async def commit_objects(
+        self,
+        holds: Sequence[Held],
+        parent: bytes,
+        keys: Sequence[bytes],
+        lengths: Sequence[int],
+        indexed: bool = False,
+        chained: bool = False,
+    ) -> list[Held]:
+        """As ``commit``, for blocks of fewer bytes than a slot, and, not ``chained``, each after ``parent`` itself."""
+        ids, packed = [h.hold for h in holds], b"".join(keys)
+        answer: HeldList = await self._session.ask(
+            lambda id: wire.Commit(id, ids, parent, packed, list(lengths), indexed, chained), HeldList
+        )
+        return [unpack_held(h, key) for h, key in zip(answer, keys, strict=True)]
+
+    async def release(self, holds: Sequence[Held]) -> None:
+        """Nothing happens where the agent is gone: so are its holds."""
+        ids = [h.hold for h in holds if h.hold]
+        if ids and not self.closed:
+            with contextlib.suppress(AgentGone):
+                await self._session.ask(lambda id: wire.Release(id, ids), None)
+
+    async def lengths(self, holds: Sequence[Held]) -> list[int]:
+        """Valid bytes of committed blocks that are held."""
+        ids = [h.hold for h in holds]
+        answer: list[int] = await self._session.ask(lambda id: wire.Lengths(id, ids), list[int])
+        return answer
+
+    # -- objects ---------------------------------------------------------------------------------------
+
+    async def put(self, items: Sequence[tuple[bytes, Data]], timeout: float = 10.0) -> list[Put]:
+        """Store bytes (1 to a slot's) under keys of 16 bytes. A key that is there keeps its bytes. Raises for no item:
+        see :class:`Put`. Raises AgentGone."""
+        return await self._objects().put(items, timeout)
+
+    async def get(self, keys: Sequence[bytes], timeout: float = 10.0) -> list[bytes | None]:
+        """The bytes, from here or from another agent (the copy stays here); None for a miss."""
+        return await self._objects().get(keys, timeout)
+
+    def _objects(self) -> Objects:
+        if self._object_api is None:
+            self._object_api = Objects(self, self._name)
+        return self._object_api
+
+    async def remove(self, keys: Sequence[bytes], timeout: float = 10.0) -> list[bool]:
+        """Remove at all agents; True where it was. Who holds or leases a block keeps it to the end."""
+        packed = b"".join(keys)
+        answer: list[bool] = await self._session.ask(lambda id: wire.Remove(id, packed, timeout), list[bool], timeout)
+        return answer
+
+    async def fetch(
+        self,
+        keys: Sequence[bytes],
+        parent: bytes,
+        sources: Sequence[str],
+        owner: Owner,
+        pool_class: PoolClass,
+        timeout: float,
+        chained: bool = True,
+    ) -> list[Fetched]:
+        """``chained`` False: the blocks do not follow each other, each comes after ``parent``."""
+        by, packed, from_ = _by(owner, pool_class), b"".join(keys), list(sources)
+        answer: list[wire.FetchedTuple] = await self._session.ask(
+            lambda id: wire.Fetch(id, packed, parent, from_, by, timeout, chained),
+            list[wire.FetchedTuple],
+            timeout,
+            lambda late: self._give_back([f.held for f in late]),
+        )
+        return [_fetched(f, key) for f, key in zip(answer, keys, strict=True)]
+
+    def _give_back(self, late: Sequence[HeldTuple | None]) -> None:
+        """The answer to somebody who has gone."""
+        ids = [h[0] for h in late if h is not None and h[0]]
+        if ids:
+            self._session.tell(lambda id: wire.Release(id, ids))
+
+    # -- landings --------------------------------------------------------------------------------------
+
+    async def open_landing(
+        self,
+        keys: Sequence[bytes],
+        blocks: int,
+        tokens: int,
+        writer: Ref,
+        owner: Owner,
+        timeout: float,
+        apart: frozenset[int] = frozenset(),
+    ) -> Landing:
+        by, packed = _by(owner, PoolClass.LANDING), b"".join(keys)
+        opened: wire.Opened = await self._session.ask(
+            lambda id: wire.OpenLanding(id, packed, blocks, tokens, writer, by, timeout, sorted(apart)),
+            wire.Opened,
+            timeout,
+            lambda late: self._session.tell(lambda id: wire.CloseLanding(id, late.token, False)),
+        )
+        named = [*keys, *[b""] * (blocks - len(keys))]
+        have = frozenset(opened.have)
+        held = [
+            unpack_held(h, key if i in have else b"") for i, (h, key) in enumerate(zip(opened.held, named, strict=True))
+        ]
+        return Landing(opened.token, held, have)
+
+    async def landed(self, landing: Landing, timeout: float) -> bool:
+        answer: bool = await self._session.ask(lambda id: wire.Landed(id, landing.token, timeout), bool, timeout)
+        return answer
+
+    async def owe(self, landing: Landing, blocks: Sequence[int]) -> None:
+        await self._session.ask(lambda id: wire.Owe(id, landing.token, list(blocks)), None)
+
+    async def close_landing(self, landing: Landing, keep: bool) -> list[Held]:
+        if self.closed and not keep:
+            return []
+        answer: HeldList = await self._session.ask(lambda id: wire.CloseLanding(id, landing.token, keep), HeldList)
+        return [unpack_held(h, old.key) for h, old in zip(answer, landing.held, strict=True)] if keep else []
+
+    async def stream(self, target: LandingTarget, runs: Sequence[Run], owner: Owner, timeout: float) -> int:
+        packed = [(r.slot, r.block, r.first_layer, r.last_layer, r.first_token, r.last_token) for r in runs]
+        slots = list(target.slots)
+        answer: int = await self._session.ask(
+            lambda id: wire.Stream(id, target.agent, target.token, slots, packed, timeout), int, timeout
+        )
+        return answer
+
+
+def _by(owner: Owner, pool_class: PoolClass) -> By:
+    if owner.age != owner.age:
+        raise InvalidInput("an age is a number", field="age")
+    return By(owner.id, owner.age, pool_class.value)
+
+
+def _fetched(packed: wire.FetchedTuple, key: bytes) -> Fetched:
+    held = None if packed.held is None else unpack_held(packed.held, key)
+    return Fetched(held, packed.transport, packed.bytes, packed.error)

@@ -1,0 +1,113 @@
+"""One engine's connection: frames in, requests decoded, answers out. Its holds may outlive it (``LocalService``)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from services.store.frames import FrameReader, frame
+from services.store.local_messages import Answer, AnyRequest, Failed
+from services.store.slab import Slab
+from shared.errors import Contended, InternalError, MooncakeError, ProtocolError
+from shared.telemetry import log
+
+logger = log("store.local")
+
+MAX_REQUESTS = 4096
+"""Unanswered requests of one connection."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_requests: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
+
+
+class Service(Protocol):
+    def handle(self, connection: Connection, request: AnyRequest) -> Any:
+        """The answer, or an awaitable of it. Raises MooncakeError."""
+
+    def lost(self, connection: Connection) -> None:
+        """The socket is closed."""
+
+
+class Connection(asyncio.Protocol):
+    """``id`` names its holds in the pool. ``pidfd`` is readable once the process behind it is dead."""
+
+    def __init__(self, id: int, name: str, pid: int, pidfd: int, slab: Slab, service: Service) -> None:
+        self.id = id
+        self.name = name
+        self.pid = pid
+        self.pidfd = pidfd
+        self.slab = slab
+        self.said_bye = False
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self._service = service
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._service.lost(self)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._reader.feed(data):
+                self._request(body)
+        except ProtocolError as e:
+            logger.warning("garbage on the local socket", name=self.name, pid=self.pid, error=e.message)
+            self._send(Failed(0, e.to_wire()))
+            self.close()
+
+    def _request(self, body: bytes) -> None:
+        try:
+            request = _requests.decode(body)
+        except msgspec.DecodeError as e:
+            raise ProtocolError(f"not a request: {e}") from e
+        try:
+            value = self._service.handle(self, request)
+        except Exception as e:
+            self._send(Failed(request.id, _as_ours(e).to_wire()))
+            return
+        if isinstance(value, Awaitable):
+            self._spawn(request.id, value)
+        else:
+            self._answer(request.id, value)
+
+    def _spawn(self, id: int, value: Awaitable[Any]) -> None:
+        task = asyncio.ensure_future(self._answer_later(id, value))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _answer_later(self, id: int, value: Awaitable[Any]) -> None:
+        try:
+            if len(self.tasks) > MAX_REQUESTS:
+                raise Contended(f"more than {MAX_REQUESTS} unanswered requests")
+            self._answer(id, await value)
+        except Exception as e:
+            self._send(Failed(id, _as_ours(e).to_wire()))
+
+    def _answer(self, id: int, value: Any) -> None:
+        self._send(Answer(id, msgspec.Raw(_encode(value))))
+
+    def _send(self, message: Answer | Failed) -> None:
+        if self._transport is not None:
+            self._transport.write(frame(_encode(message)))
+
+
+def _as_ours(error: Exception) -> MooncakeError:
+    if isinstance(error, MooncakeError):
+        return error
+    logger.error("a request broke", exc_info=error)
+    return InternalError(f"{type(error).__name__}: {error}")
+
+
+Handler = Callable[[Connection, Any], Any]

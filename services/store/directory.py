@@ -1,0 +1,80 @@
+"""What an agent must know of the others, and tell them: where blocks are, and how an agent is reached.
+
+The real one stands on the mesh's metadata and block index (:mod:`services.store.registration`);
+:class:`LocalDirectory` is its in-memory twin, shared by the agents of one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from services.store.transfer.base import Peer
+from shared.errors import PeerGone
+
+
+class Directory(Protocol):
+    def committed(self, parent: bytes, keys: Sequence[bytes]) -> None:
+        """These blocks, which follow each other after ``parent``, are here now. Published soon, in order."""
+
+    def evicted(self, keys: Sequence[bytes]) -> None:
+        """These are not here any more."""
+
+    async def flushed(self, timeout: float) -> None:
+        """Wait until all that was committed before is in the index. Raises Unavailable at the timeout."""
+
+    async def locate(self, keys: Sequence[bytes]) -> list[list[str]]:
+        """Ids of the agents that probably have each key, the least loaded first, without this one. Empty lists when
+        the index cannot be asked."""
+
+    async def peer(self, id: str) -> Peer:
+        """Raises PeerGone."""
+
+
+class Board:
+    """The state that the twins share."""
+
+    def __init__(self) -> None:
+        self.peers: dict[str, Peer] = {}
+        self.blocks: dict[bytes, list[str]] = {}
+
+
+class LocalDirectory:
+    """See the module. ``board`` is common to all agents; ``id`` is set when the agent starts."""
+
+    def __init__(self, board: Board, id: str = "") -> None:
+        self._board = board
+        self.id = id
+
+    def join(self, peer: Peer) -> None:
+        self._board.peers[peer.ref.id] = peer
+
+    def leave(self) -> None:
+        self._board.peers.pop(self.id, None)
+        for holders in self._board.blocks.values():
+            if self.id in holders:
+                holders.remove(self.id)
+
+    def committed(self, parent: bytes, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            holders = self._board.blocks.setdefault(key, [])
+            if self.id not in holders:
+                holders.append(self.id)
+
+    def evicted(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            holders = self._board.blocks.get(key, [])
+            if self.id in holders:
+                holders.remove(self.id)
+
+    async def flushed(self, timeout: float) -> None:
+        return None
+
+    async def locate(self, keys: Sequence[bytes]) -> list[list[str]]:
+        return [[id for id in self._board.blocks.get(key, []) if id != self.id] for key in keys]
+
+    async def peer(self, id: str) -> Peer:
+        try:
+            return self._board.peers[id]
+        except KeyError:
+            raise PeerGone(f"no agent {id}") from None

@@ -1,0 +1,177 @@
+"""Having blocks here: what is present is held, what somebody is bringing is waited for, the rest is brought.
+
+One fetch of a key is in flight on a node, whoever asks. It outlives its asker: what it brings is cached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from services.store.directory import Directory
+from services.store.fetches import FetchTable
+from services.store.metrics import FETCH_FAILED
+from services.store.reader import Outcome, RemoteReader, Wanted
+from services.store.slab import AGENT, Slab
+from shared.engines.base import Fetched, Owner, PoolClass
+from shared.errors import DeadlineExceeded, MooncakeError
+from shared.telemetry import log, tracer
+
+logger = log("store.fetch")
+
+ABSENT = "absent"
+
+
+@dataclass
+class Ask:
+    """One caller's wish. It takes hold of what arrives as long as it is open."""
+
+    slab: Slab
+    connection: int
+    owner: Owner
+    pool_class: PoolClass
+    results: dict[bytes, Fetched] = field(default_factory=dict)
+    open: bool = True
+
+    def take(self, key: bytes, outcome: Outcome) -> None:
+        if self.open and key not in self.results:
+            self.results[key] = self.hold(key, outcome)
+
+    def hold(self, key: bytes, outcome: Outcome) -> Fetched:
+        held = None
+        if not outcome.error:
+            held = self.slab.pool.lease([key], self.connection, self.owner, self.pool_class)[0]
+        return Fetched(held, outcome.transport, outcome.bytes, outcome.error or ("" if held else "evicted"))
+
+
+@dataclass
+class Flight:
+    """A fetch in flight: what has become of its blocks, the agent's holds on them, and who waits for which."""
+
+    outcomes: dict[bytes, Outcome] = field(default_factory=dict)
+    holds: list[int] = field(default_factory=list)
+    waiting: list[tuple[Ask, Sequence[bytes]]] = field(default_factory=list)
+    landed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Fetcher:
+    def __init__(self, me: str, reader: RemoteReader, directory: Directory) -> None:
+        self._me = me
+        self._reader = reader
+        self._directory = directory
+        self._flights: dict[str, FetchTable[Flight]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        """Blocks in flight."""
+        return sum(map(len, self._flights.values()))
+
+    async def fetch(self, ask: Ask, wanted: Sequence[Wanted], sources: Sequence[str], timeout: float) -> list[Fetched]:
+        """One result for each block, in order, each with a hold of its own; raises for none of them."""
+        deadline = asyncio.get_running_loop().time() + timeout
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._have(ask, wanted, sources, deadline)
+        except TimeoutError:
+            pass
+        finally:
+            ask.open = False
+        return self._in_order(ask, wanted)
+
+    def _in_order(self, ask: Ask, wanted: Sequence[Wanted]) -> list[Fetched]:
+        out: list[Fetched] = []
+        late = Fetched(None, error=DeadlineExceeded.code)
+        for i, w in enumerate(wanted):
+            again = any(w.key == earlier.key for earlier in wanted[:i]) if len(ask.results) < len(wanted) else False
+            result = ask.results.get(w.key, late)
+            out.append(ask.hold(w.key, Outcome(error=result.error)) if again else result)
+        return out
+
+    async def _have(self, ask: Ask, wanted: Sequence[Wanted], sources: Sequence[str], deadline: float) -> None:
+        slab, table = ask.slab, self._flights.setdefault(ask.slab.name, FetchTable())
+        flights: list[Flight] = []
+        for w in wanted:
+            if slab.pool.in_progress(w.key) and w.key not in table:  # an engine of this node writes it
+                await slab.settled(w.key, deadline - asyncio.get_running_loop().time())
+        for w in wanted:
+            if slab.pool.find(w.key) is not None:
+                ask.take(w.key, Outcome())
+        split = table.split([w.key for w in wanted if w.key not in ask.results])
+        for flight in {id(flight): flight for flight in split.others.values()}.values():
+            flight.waiting.append((ask, [key for key, other in split.others.items() if other is flight]))
+            flights.append(flight)
+        if split.mine:
+            mine = {w.key: w for w in wanted if w.key in set(split.mine)}
+            flight = self._start(ask, list(mine.values()), sources, deadline)
+            flight.waiting.append((ask, split.mine))
+            flights.append(flight)
+        for flight in flights:
+            await flight.landed.wait()
+
+    # -- flights ---------------------------------------------------------------------------------------
+
+    def _start(self, ask: Ask, wanted: Sequence[Wanted], sources: Sequence[str], deadline: float) -> Flight:
+        flight, keys = Flight(), [w.key for w in wanted]
+        self._flights[ask.slab.name].begin(keys, flight)
+        task = asyncio.create_task(self._fly(flight, ask, wanted, sources, deadline), name="fetch")
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._land(done, flight, ask.slab, keys))
+        return flight
+
+    def _land(self, done: asyncio.Task[None], flight: Flight, slab: Slab, keys: Sequence[bytes]) -> None:
+        """Who waits takes hold before the flight's own holds end: nothing is evicted in between."""
+        self._tasks.discard(done)
+        if not done.cancelled() and done.exception() is not None:
+            logger.error("fetch broke", exc_info=done.exception())
+        self._flights[slab.name].end(keys)
+        for ask, wanted in flight.waiting:
+            for key in wanted:
+                ask.take(key, flight.outcomes.get(key, Outcome(error=ABSENT)))
+        slab.release(AGENT, flight.holds)
+        flight.landed.set()
+
+    async def _fly(
+        self, flight: Flight, ask: Ask, wanted: Sequence[Wanted], sources: Sequence[str], deadline: float
+    ) -> None:
+        """Ask one agent after the other for what is still missing."""
+        missing = list(wanted)
+        with tracer().start_as_current_span("store.fetch") as span:
+            async for agent in self._candidates([w.key for w in wanted], sources):
+                left = deadline - asyncio.get_running_loop().time()
+                if not missing or left <= 0:
+                    break
+                await self._from(flight, ask, agent, missing, left)
+                missing = [w for w in missing if flight.outcomes.get(w.key, Outcome(error=ABSENT)).error]
+            span.set_attribute("mooncake.blocks", len(wanted))
+            span.set_attribute("mooncake.missing", len(missing))
+        for w in missing:
+            FETCH_FAILED.labels(flight.outcomes.get(w.key, Outcome(error=ABSENT)).error).inc()
+
+    async def _candidates(self, keys: Sequence[bytes], sources: Sequence[str]) -> AsyncIterator[str]:
+        """The agents named, else those of the index: most blocks first, then the least loaded."""
+        if sources:
+            for agent in dict.fromkeys(sources):
+                if agent != self._me:
+                    yield agent
+            return
+        located = await self._directory.locate(keys)
+        for agent, _ in Counter(agent for agents in located for agent in agents).most_common():
+            yield agent
+
+    async def _from(self, flight: Flight, ask: Ask, agent: str, missing: Sequence[Wanted], timeout: float) -> None:
+        try:
+            owner = await self._directory.peer(agent)
+            read = await self._reader.read(ask.slab, owner.ref, missing, ask.owner, ask.pool_class, timeout)
+        except MooncakeError as e:
+            logger.info("fetch failed", agent=agent, error=e.message)
+            flight.outcomes.update({w.key: Outcome(error=e.code) for w in missing})
+            return
+        flight.outcomes.update(read.outcomes)
+        flight.holds.extend(read.holds)
+
+    async def close(self) -> None:
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

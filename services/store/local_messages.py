@@ -1,0 +1,264 @@
+"""What an engine and its node's agent say to each other on the Unix socket: typed MessagePack, one version.
+
+    agent -> engine   Challenge
+    engine -> agent   Hello (proof of the secret, namespace)
+    agent -> engine   Welcome, with the pool's descriptor beside it (SCM_RIGHTS); or Denied
+    engine -> agent   requests, each with an id of its own
+    agent -> engine   Answer or Failed for each, in any order
+
+Keys travel as one packed chain. Times are seconds from now.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+import msgspec
+
+from shared.blocks import Namespace
+from shared.engines.base import Held, Kind, Owner
+from shared.errors import WireError
+from shared.messages import Ref
+
+VERSION = 1
+NONCE = 32
+
+HeldTuple = tuple[int, int, int]
+"""(hold, slot, kind); the key is the asker's own."""
+
+
+class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
+    version: int
+    nonce: bytes
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """``name`` is for people. ``proof`` = :func:`prove`."""
+
+    version: int
+    name: str
+    proof: bytes
+    namespace: Namespace
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    agent: Ref
+    segment: str
+    offset: int
+    stride: int
+    slots: int
+    size: int
+
+
+class Denied(msgspec.Struct, frozen=True, tag="denied"):
+    """Instead of Welcome: the agent hangs up."""
+
+    error: WireError
+
+
+class Answer(msgspec.Struct, frozen=True, tag="ok", array_like=True):
+    """``body`` has the type that the request's class names."""
+
+    id: int
+    body: msgspec.Raw
+
+
+class Failed(msgspec.Struct, frozen=True, tag="no", array_like=True):
+    """Request 0 is the connection itself."""
+
+    id: int
+    error: WireError
+
+
+class Request(msgspec.Struct, frozen=True, tag_field="t", omit_defaults=True):
+    """Root of the requests; each documents the type of its answer."""
+
+    id: int
+
+
+class By(msgspec.Struct, frozen=True, array_like=True):
+    """An Owner and a pool class."""
+
+    owner: str
+    age: float
+    pool_class: int
+
+    def as_owner(self) -> Owner:
+        return Owner(self.owner, self.age)
+
+
+class LeaseLocal(Request, frozen=True, tag="lease"):
+    """-> list[HeldTuple | None]"""
+
+    keys: bytes
+    by: By
+
+
+class Contains(Request, frozen=True, tag="contains"):
+    """-> list[bool]"""
+
+    keys: bytes
+
+
+class Reserve(Request, frozen=True, tag="reserve"):
+    """-> list[HeldTuple]"""
+
+    keys: bytes
+    by: By
+    timeout: float
+
+
+class Allocate(Request, frozen=True, tag="allocate"):
+    """-> list[HeldTuple]"""
+
+    count: int
+    by: By
+    timeout: float
+
+
+class Wait(Request, frozen=True, tag="wait"):
+    """-> HeldTuple | None"""
+
+    key: bytes
+    by: By
+    timeout: float
+
+
+class Commit(Request, frozen=True, tag="commit"):
+    """-> list[HeldTuple]. ``lengths`` empty: whole slots. ``chained`` False: every key has ``parent`` itself."""
+
+    holds: list[int]
+    parent: bytes
+    keys: bytes
+    lengths: list[int] = []
+    indexed: bool = False
+    chained: bool = True
+    timeout: float = 10.0
+
+
+class Release(Request, frozen=True, tag="release"):
+    """-> None"""
+
+    holds: list[int]
+
+
+class Fetch(Request, frozen=True, tag="fetch"):
+    """-> list[FetchedTuple]"""
+
+    keys: bytes
+    parent: bytes
+    sources: list[str]
+    by: By
+    timeout: float
+    chained: bool = True
+
+
+class OpenLanding(Request, frozen=True, tag="open_landing"):
+    """-> Opened"""
+
+    keys: bytes
+    blocks: int
+    tokens: int
+    writer: Ref
+    by: By
+    timeout: float
+    apart: list[int] = []
+
+
+class Landed(Request, frozen=True, tag="landed"):
+    """-> bool"""
+
+    token: int
+    timeout: float
+
+
+class Owe(Request, frozen=True, tag="owe"):
+    """-> None"""
+
+    token: int
+    blocks: list[int]
+
+
+class CloseLanding(Request, frozen=True, tag="close_landing"):
+    """-> list[HeldTuple]"""
+
+    token: int
+    keep: bool
+
+
+class Stream(Request, frozen=True, tag="stream"):
+    """-> int. ``runs``: (slot, block, first_layer, last_layer, first_token, last_token)."""
+
+    agent: Ref
+    token: int
+    slots: list[int]
+    runs: list[tuple[int, int, int, int, int, int]]
+    timeout: float
+
+
+class Lengths(Request, frozen=True, tag="lengths"):
+    """-> list[int]: valid bytes of committed slots that this connection holds."""
+
+    holds: list[int]
+
+
+class Remove(Request, frozen=True, tag="remove"):
+    """-> list[bool]: was it there, here or elsewhere?"""
+
+    keys: bytes
+    timeout: float
+
+
+class Stats(Request, frozen=True, tag="stats"):
+    """-> dict[str, float]"""
+
+
+class Bye(Request, frozen=True, tag="bye"):
+    """-> None. The engine gives all its holds back and writes no more."""
+
+
+AnyRequest = (
+    LeaseLocal
+    | Contains
+    | Reserve
+    | Allocate
+    | Wait
+    | Commit
+    | Release
+    | Fetch
+    | OpenLanding
+    | Landed
+    | Owe
+    | CloseLanding
+    | Stream
+    | Lengths
+    | Remove
+    | Stats
+    | Bye
+)
+
+
+class FetchedTuple(msgspec.Struct, frozen=True, array_like=True):
+    held: HeldTuple | None
+    transport: str = ""
+    bytes: int = 0
+    error: str = ""
+
+
+class Opened(msgspec.Struct, frozen=True, array_like=True):
+    token: int
+    held: list[HeldTuple]
+    have: list[int]
+
+
+def prove(secret: str, nonce: bytes) -> bytes:
+    return hmac.new(secret.encode(), b"mooncake local" + nonce, hashlib.sha256).digest()
+
+
+def pack_held(held: Held) -> HeldTuple:
+    return held.hold, held.slot, held.kind.value
+
+
+def unpack_held(packed: HeldTuple, key: bytes = b"") -> Held:
+    return Held(packed[0], packed[1], Kind(packed[2]), key)

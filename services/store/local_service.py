@@ -1,0 +1,240 @@
+"""The agent's answers to its engines, and what becomes of an engine's holds when it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from services.store import local_messages as wire
+from services.store import metrics
+from services.store.connection import Connection, Handler
+from services.store.directory import Directory
+from services.store.fetcher import Ask, Fetcher
+from services.store.landing_control import LandingControl
+from services.store.local_messages import HeldTuple, pack_held
+from services.store.reader import Wanted
+from services.store.removal import Removal
+from services.store.streamer import Streamer
+from shared.blocks import KEY, split_keys
+from shared.engines.base import Fetched, Held, Kind, LandingTarget, PoolClass
+from shared.errors import DeadlineExceeded, InvalidInput
+from shared.telemetry import log
+
+logger = log("store.local")
+
+MAX_WAIT = 3600.0
+
+
+class LocalService:
+    """One for an agent. Holds of a connection end by release, by its Bye, or once EOF *and* the death of the process
+    are seen (``conn_holds``): a stopped process keeps its slots."""
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        landings: LandingControl,
+        streamer: Streamer,
+        directory: Directory,
+        removal: Removal,
+        stats: Callable[[], dict[str, float]],
+    ) -> None:
+        self._fetcher = fetcher
+        self._landings = landings
+        self._streamer = streamer
+        self._directory = directory
+        self._removal = removal
+        self._stats = stats
+        self.connections: set[Connection] = set()
+        self.orphans: set[Connection] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+        self._handlers: dict[type, Handler] = {
+            wire.LeaseLocal: self._lease,
+            wire.Contains: lambda c, r: c.slab.pool.contains(keys_of(r.keys)),
+            wire.Reserve: self._reserve,
+            wire.Allocate: self._allocate,
+            wire.Wait: self._wait,
+            wire.Commit: self._commit,
+            wire.Release: lambda c, r: c.slab.release(c.id, r.holds),
+            wire.Fetch: self._fetch,
+            wire.OpenLanding: self._open_landing,
+            wire.Landed: lambda c, r: self._landings.landed(c.slab, c.id, r.token, bounded(r.timeout)),
+            wire.Owe: lambda c, r: self._landings.owe(c.slab, c.id, r.token, r.blocks),
+            wire.CloseLanding: self._close_landing,
+            wire.Stream: self._stream,
+            wire.Lengths: self._lengths,
+            wire.Remove: lambda c, r: self._removal.remove(c.slab, keys_of(r.keys), bounded(r.timeout)),
+            wire.Stats: lambda c, r: self._stats(),
+            wire.Bye: self._bye,
+        }
+
+    def handle(self, connection: Connection, request: wire.AnyRequest) -> Any:
+        return self._handlers[type(request)](connection, request)
+
+    # -- blocks ----------------------------------------------------------------------------------------
+
+    def _lease(self, c: Connection, r: wire.LeaseLocal) -> list[HeldTuple | None]:
+        held = c.slab.pool.lease(keys_of(r.keys), c.id, r.by.as_owner(), PoolClass(r.by.pool_class))
+        metrics.LOOKUPS.labels("hit").inc(sum(h is not None for h in held))
+        metrics.LOOKUPS.labels("miss").inc(held.count(None))
+        return [None if h is None else pack_held(h) for h in held]
+
+    async def _reserve(self, c: Connection, r: wire.Reserve) -> list[HeldTuple]:
+        owner, pool_class = r.by.as_owner(), PoolClass(r.by.pool_class)
+        held = await c.slab.reserve(keys_of(r.keys), c.id, owner, pool_class, bounded(r.timeout))
+        return pack_all(held)
+
+    async def _allocate(self, c: Connection, r: wire.Allocate) -> list[HeldTuple]:
+        if r.count < 0:
+            raise InvalidInput("a negative count", field="count")
+        owner, pool_class = r.by.as_owner(), PoolClass(r.by.pool_class)
+        return pack_all(await c.slab.allocate(r.count, c.id, owner, pool_class, bounded(r.timeout)))
+
+    async def _wait(self, c: Connection, r: wire.Wait) -> HeldTuple | None:
+        (key,) = keys_of(r.key)
+        if not await c.slab.settled(key, bounded(r.timeout)):
+            raise DeadlineExceeded(f"the block is still being written after {r.timeout:g} s")
+        held = c.slab.pool.lease([key], c.id, r.by.as_owner(), PoolClass(r.by.pool_class))[0]
+        return None if held is None else pack_held(held)
+
+    def _commit(self, c: Connection, r: wire.Commit) -> Any:
+        keys = keys_of(r.keys)
+        size = c.slab.geometry.slot_bytes
+        lengths = r.lengths or [size] * len(keys)
+        if not len(keys) == len(r.holds) == len(lengths) or len(r.parent) not in (0, KEY):
+            raise InvalidInput("as many holds as keys and lengths, and a parent of 16 bytes or none", field="keys")
+        if not all(0 < length <= size for length in lengths):
+            raise InvalidInput(f"a block has 1 to {size} bytes", field="lengths")
+        if r.chained:
+            held = c.slab.commit(c.id, r.holds, r.parent, keys, lengths)
+        else:
+            pieces = zip(r.holds, keys, lengths, strict=True)
+            held = [c.slab.commit(c.id, [h], r.parent, [key], [length])[0] for h, key, length in pieces]
+        metrics.COMMITTED.inc(sum(h.kind is Kind.PRESENT for h in held))
+        return self._indexed(held, bounded(r.timeout)) if r.indexed else pack_all(held)
+
+    async def _indexed(self, held: Sequence[Held], timeout: float) -> list[HeldTuple]:
+        await self._directory.flushed(timeout)
+        return pack_all(held)
+
+    async def _fetch(self, c: Connection, r: wire.Fetch) -> list[wire.FetchedTuple]:
+        keys = keys_of(r.keys)
+        parents = [r.parent, *keys[:-1]] if r.chained else [r.parent] * len(keys)
+        wanted = [Wanted(key, parent) for key, parent in zip(keys, parents, strict=True)]
+        ask = Ask(c.slab, c.id, r.by.as_owner(), PoolClass(r.by.pool_class))
+        return [pack_fetched(f) for f in await self._fetcher.fetch(ask, wanted, r.sources, bounded(r.timeout))]
+
+    def _lengths(self, c: Connection, r: wire.Lengths) -> list[int]:
+        return [c.slab.pool.slots[c.slab.pool.slot_of(c.id, hold)].length for hold in r.holds]
+
+    # -- landings --------------------------------------------------------------------------------------
+
+    async def _open_landing(self, c: Connection, r: wire.OpenLanding) -> wire.Opened:
+        landing, held = await self._landings.open(
+            c.slab,
+            c.id,
+            keys_of(r.keys),
+            r.blocks,
+            r.tokens,
+            r.writer,
+            r.by.as_owner(),
+            bounded(r.timeout),
+            frozenset(r.apart),
+        )
+        return wire.Opened(landing.token, pack_all(held), sorted(landing.have))
+
+    def _close_landing(self, c: Connection, r: wire.CloseLanding) -> list[HeldTuple]:
+        if r.keep:
+            return pack_all(self._landings.keep(c.slab, c.id, r.token))
+        self._landings.fence(c.slab, c.id, r.token)
+        return []
+
+    async def _stream(self, c: Connection, r: wire.Stream) -> int:
+        target = LandingTarget(r.agent, r.token, r.slots)
+        return await self._streamer.stream(c.slab, target, r.runs, bounded(r.timeout))
+
+    # -- the end of a connection -----------------------------------------------------------------------
+
+    async def _bye(self, c: Connection, r: wire.Bye) -> None:
+        c.said_bye = True
+        await self._let_go(c)
+
+    def lost(self, connection: Connection) -> None:
+        """EOF. Waiting requests end; holds end once the process is dead."""
+        for task in tuple(connection.tasks):
+            task.cancel()
+        self.connections.discard(connection)
+        if connection.said_bye or dead(connection.pidfd):
+            self._end(connection)
+            return
+        self.orphans.add(connection)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(connection.pidfd, self._died, connection)
+        logger.info("engine hung up but lives: its slots stay held", name=connection.name, pid=connection.pid)
+
+    def _died(self, connection: Connection) -> None:
+        asyncio.get_running_loop().remove_reader(connection.pidfd)
+        self.orphans.discard(connection)
+        self._end(connection)
+
+    def _end(self, connection: Connection) -> None:
+        """All that it held is over (``death_fences``). Idempotent."""
+        task = asyncio.create_task(self._let_go(connection))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _let_go(self, connection: Connection) -> None:
+        waiting = connection.tasks - {asyncio.current_task()}
+        for task in waiting:
+            task.cancel()
+        if waiting:
+            await asyncio.wait(waiting)  # nothing is granted to it any more
+        self._landings.fence_all(connection.slab, connection.id)
+        connection.slab.pool.drop(connection.id)
+        connection.slab.drain()
+        connection.slab.changed()
+        if connection.pidfd >= 0 and connection not in self.connections:
+            os.close(connection.pidfd)
+            connection.pidfd = -1
+
+    async def close(self) -> None:
+        for connection in tuple(self.connections):
+            connection.close()
+        loop = asyncio.get_running_loop()
+        for connection in tuple(self.orphans):
+            loop.remove_reader(connection.pidfd)
+            os.close(connection.pidfd)
+        self.orphans.clear()
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+
+def dead(pidfd: int) -> bool:
+    """The process behind a pidfd has ended."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def keys_of(packed: bytes) -> list[bytes]:
+    """Raises InvalidInput."""
+    if len(packed) % KEY:
+        raise InvalidInput(f"keys have {KEY} bytes each", field="keys")
+    return split_keys(packed)
+
+
+def bounded(timeout: float) -> float:
+    """Everything that waits has a deadline. Raises InvalidInput for what is none (NaN too)."""
+    if not 0 <= timeout <= MAX_WAIT:
+        raise InvalidInput(f"a timeout is 0 to {MAX_WAIT:g} s", field="timeout")
+    return timeout
+
+
+def pack_all(held: Sequence[Held]) -> list[HeldTuple]:
+    return [pack_held(h) for h in held]
+
+
+def pack_fetched(fetched: Fetched) -> wire.FetchedTuple:
+    held = None if fetched.held is None else pack_held(fetched.held)
+    return wire.FetchedTuple(held, fetched.transport, fetched.bytes, fetched.error)

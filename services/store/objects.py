@@ -1,0 +1,167 @@
+"""Blocks as objects: put, get and remove bytes under 16-byte keys, in batches, with a result for each item in order."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.blocks import KEY
+from shared.engines.base import Held, Kind, Owner, PoolClass, PoolMap
+from shared.errors import InvalidInput, MooncakeError, PoolFull
+
+if TYPE_CHECKING:
+    from services.store.client import StoreClient
+
+Data = bytes | bytearray | memoryview
+T = TypeVar("T")
+
+BATCH = 64
+"""Objects in flight at one time; fewer in a small pool."""
+
+ATTEMPTS = 8
+"""How often a key whose other writer aborted is tried again."""
+
+
+@dataclass(frozen=True)
+class Put:
+    """Result for one item. ``stored`` False without ``error``: the key was there already, and was not changed."""
+
+    stored: bool
+    error: MooncakeError | None = None
+
+
+class PoolBytes:
+    """The pool, mapped for copies that do not hold the GIL."""
+
+    def __init__(self, pool: PoolMap) -> None:
+        with open(pool.path, "r+b", buffering=0) as file:
+            self._map = mmap.mmap(file.fileno(), pool.offset + pool.slots * pool.stride)
+        self._bytes: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+        self._pool = pool
+
+    def write(self, slot: int, data: Data) -> None:
+        at = self._pool.offset + slot * self._pool.stride
+        np.copyto(self._bytes[at : at + len(data)], np.frombuffer(data, np.uint8))
+
+    def read(self, slot: int, length: int) -> bytes:
+        at = self._pool.offset + slot * self._pool.stride
+        return self._bytes[at : at + length].tobytes()
+
+
+class Objects:
+    """Over one client. ``owner`` names it in the pool."""
+
+    def __init__(self, client: StoreClient, name: str) -> None:
+        self._client = client
+        self._owner = Owner(name)
+        self._bytes = PoolBytes(client.pool)
+        self._batch = max(1, min(BATCH, client.pool.slots // 8))
+
+    # -- put -------------------------------------------------------------------------------------------
+
+    async def put(self, items: Sequence[tuple[bytes, Data]], timeout: float) -> list[Put]:
+        out: list[Put] = []
+        for batch in batches(items, self._batch):
+            out += await self._put_batch(batch, timeout)
+        return out
+
+    async def _put_batch(self, items: Sequence[tuple[bytes, Data]], timeout: float) -> list[Put]:
+        results = [self._refusal(key, data) for key, data in items]
+        left = [i for i, result in enumerate(results) if result is None]
+        for _ in range(ATTEMPTS):
+            left = await self._try_put(items, left, results, timeout)
+            if not left:
+                break
+        busy = Put(False, PoolFull("another writer of this key keeps aborting"))
+        return [result or busy for result in results]
+
+    def _refusal(self, key: bytes, data: Data) -> Put | None:
+        size = self._client.pool.geometry.slot_bytes
+        if len(key) != KEY:
+            return Put(False, InvalidInput(f"a key has {KEY} bytes, not {len(key)}", field="key"))
+        if not 0 < memoryview(data).nbytes <= size:
+            return Put(False, InvalidInput(f"an object has 1 to {size} bytes, not {len(data)}", field="data"))
+        return None
+
+    async def _try_put(
+        self, items: Sequence[tuple[bytes, Data]], left: Sequence[int], results: list[Put | None], timeout: float
+    ) -> list[int]:
+        """Fill in ``results``; returns what must be tried again."""
+        keys = [items[i][0] for i in left]
+        try:
+            held = await self._client.reserve(keys, self._owner, PoolClass.CACHE, timeout)
+        except MooncakeError as e:
+            for i in left:
+                results[i] = Put(False, e)
+            return []
+        try:
+            again = await self._write(items, left, held, results)
+        finally:
+            await self._client.release(held)
+        return [i for i in again if not await self._written_by_other(items[i][0], i, results, timeout)]
+
+    async def _write(
+        self, items: Sequence[tuple[bytes, Data]], left: Sequence[int], held: Sequence[Held], results: list[Put | None]
+    ) -> list[int]:
+        new = [(i, h) for i, h in zip(left, held, strict=True) if h.kind is Kind.NEW]
+        await asyncio.to_thread(self._write_all, [(h.slot, items[i][1]) for i, h in new])
+        keys, lengths = [items[i][0] for i, _ in new], [memoryview(items[i][1]).nbytes for i, _ in new]
+        committed = await self._client.commit_objects([h for _, h in new], b"", keys, lengths) if new else []
+        for (i, _), h in zip(new, committed, strict=True):
+            results[i] = Put(h.kind is Kind.PRESENT)
+        for i, h in zip(left, held, strict=True):
+            if h.kind is Kind.PRESENT:
+                results[i] = Put(False)
+        return [i for i, h in zip(left, held, strict=True) if h.kind is Kind.IN_PROGRESS]
+
+    def _write_all(self, writes: Sequence[tuple[int, Data]]) -> None:
+        for slot, data in writes:
+            self._bytes.write(slot, data)
+
+    async def _written_by_other(self, key: bytes, i: int, results: list[Put | None], timeout: float) -> bool:
+        """Somebody else, or an earlier item of the batch, writes this key: wait for the outcome."""
+        try:
+            held = await self._client.wait(key, self._owner, timeout)
+        except MooncakeError as e:
+            results[i] = Put(False, e)
+            return True
+        if held is None:
+            return False
+        await self._client.release([held])
+        results[i] = Put(False)
+        return True
+
+    # -- get -------------------------------------------------------------------------------------------
+
+    async def get(self, keys: Sequence[bytes], timeout: float) -> list[bytes | None]:
+        out: list[bytes | None] = []
+        for batch in batches(keys, self._batch):
+            out += await self._get_batch(batch, timeout)
+        return out
+
+    async def _get_batch(self, keys: Sequence[bytes], timeout: float) -> list[bytes | None]:
+        asked = [key for key in keys if len(key) == KEY]
+        fetched = await self._client.fetch(asked, b"", [], self._owner, PoolClass.CACHE, timeout, chained=False)
+        held = [f.held for f in fetched if f.held is not None]
+        try:
+            lengths = await self._client.lengths(held) if held else []
+            data = await asyncio.to_thread(self._read_all, list(zip(held, lengths, strict=True)))
+        finally:
+            await self._client.release(held)
+        read = iter(data)
+        answers = iter([None if f.held is None else next(read) for f in fetched])
+        return [next(answers) if len(key) == KEY else None for key in keys]
+
+    def _read_all(self, reads: Sequence[tuple[Held, int]]) -> list[bytes]:
+        return [self._bytes.read(held.slot, length) for held, length in reads]
+
+
+def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for at in range(0, len(items), size):
+        yield items[at : at + size]

@@ -1,0 +1,117 @@
+"""What store agents ask each other over the transfer engine's calls: typed MessagePack after one version byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from services.store.landings import Span
+from shared.errors import ProtocolError
+
+VERSION = 1
+
+
+class Lease(msgspec.Struct, frozen=True, tag="lease"):
+    """-> Leased. Layers [first_layer, last_layer) of the blocks ``keys`` of segment ``segment``."""
+
+    segment: str
+    keys: bytes
+    first_layer: int
+    last_layer: int
+
+
+class Descriptor(msgspec.Struct, frozen=True, array_like=True):
+    """Where a leased block lies. ``generation`` is the READ's grant. ``checksum`` (xxh3 of the block's ``size`` valid
+    bytes) is None where the owner computes none. ``offset`` and ``length`` are those of the layers asked for."""
+
+    offset: int
+    length: int
+    generation: int
+    checksum: int | None
+    size: int
+
+
+class Leased(msgspec.Struct, frozen=True, array_like=True):
+    """``id`` 0: nothing is there. ``ttl`` in seconds, for the reader, from before it asked."""
+
+    id: int
+    ttl: float
+    blocks: list[Descriptor | None]
+
+
+class Renew(msgspec.Struct, frozen=True, tag="renew"):
+    """-> bool"""
+
+    segment: str
+    id: int
+
+
+class Release(msgspec.Struct, frozen=True, tag="release"):
+    """-> None"""
+
+    segment: str
+    id: int
+
+
+class Landed(msgspec.Struct, frozen=True, tag="landed"):
+    """-> None. All completions of these spans are in (``all_completions``). Refused with Fenced."""
+
+    segment: str
+    token: int
+    spans: list[Span]
+
+
+class Fence(msgspec.Struct, frozen=True, tag="fence"):
+    """-> bool: has the writer dropped what was queued and seen all its completions? Writes nothing for it again."""
+
+    token: int
+    timeout: float
+
+
+class Corrupt(msgspec.Struct, frozen=True, tag="corrupt"):
+    """-> None. A reader found another checksum; the owner looks itself."""
+
+    segment: str
+    key: bytes
+    generation: int
+
+
+class Remove(msgspec.Struct, frozen=True, tag="remove"):
+    """-> list[bool]"""
+
+    segment: str
+    keys: bytes
+
+
+AnyCall = Lease | Renew | Release | Landed | Fence | Corrupt | Remove
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyCall] = msgspec.msgpack.Decoder(AnyCall)
+
+
+def encode(value: Any) -> bytes:
+    """A call or an answer."""
+    return bytes((VERSION,)) + _encoder.encode(value)
+
+
+def decode_call(payload: bytes) -> AnyCall:
+    """Raises ProtocolError."""
+    try:
+        return _decoder.decode(_body(payload))
+    except msgspec.DecodeError as e:
+        raise ProtocolError(f"not a call between agents: {e}") from e
+
+
+def decode_answer(payload: bytes, kind: Any) -> Any:
+    """Raises ProtocolError."""
+    try:
+        return msgspec.msgpack.decode(_body(payload), type=kind)
+    except msgspec.DecodeError as e:
+        raise ProtocolError(f"not the answer of an agent: {e}") from e
+
+
+def _body(payload: bytes) -> memoryview:
+    if not payload or payload[0] != VERSION:
+        raise ProtocolError(f"an agent speaks version {payload[:1].hex() or 'nothing'}, this one {VERSION}")
+    return memoryview(payload)[1:]

@@ -1,0 +1,101 @@
+"""Answers to the calls of other agents: this agent as the owner of blocks, as a landing's target and as a writer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from services.store import peer_messages as wire
+from services.store.landing_control import LandingControl
+from services.store.metrics import CORRUPT, LEASED
+from services.store.slab import Slab, boottime
+from services.store.streamer import Streamer
+from shared.blocks import split_keys
+from shared.errors import NotRegistered, OutOfRange
+from shared.messages import Ref
+from shared.telemetry import log
+
+logger = log("store.peers")
+
+
+class PeerService:
+    """``on_call`` of the transfer engine; ``peer`` has proven itself there."""
+
+    def __init__(
+        self, slabs: Mapping[str, Slab], landings: LandingControl, streamer: Streamer, threads: ThreadPoolExecutor
+    ) -> None:
+        self._slabs = slabs
+        self._landings = landings
+        self._streamer = streamer
+        self._threads = threads
+
+    async def on_call(self, peer: Ref, payload: bytes) -> bytes:
+        return wire.encode(await self._answer(peer, wire.decode_call(payload)))
+
+    async def _answer(self, peer: Ref, call: wire.AnyCall) -> Any:
+        match call:
+            case wire.Fence():
+                return await self._streamer.fence(peer, call.token, call.timeout)
+            case wire.Lease():
+                return await self._lease(peer, call)
+            case wire.Renew():
+                return self._slab(call.segment).leases.renew(boottime(), call.id, peer)
+            case wire.Release():
+                slab = self._slab(call.segment)
+                return slab.unuse(slab.leases.release(call.id, peer))
+            case wire.Landed():
+                return self._landings.report(self._slab(call.segment), call.token, peer, call.spans)
+            case wire.Corrupt():
+                return await self._suspect(call)
+            case wire.Remove():
+                slab = self._slab(call.segment)
+                return [slab.remove(key) for key in split_keys(call.keys)]
+
+    def _slab(self, segment: str) -> Slab:
+        slab = self._slabs.get(segment)
+        if slab is None:
+            raise NotRegistered(f"no segment {segment} here", field="segment")
+        return slab
+
+    async def _lease(self, peer: Ref, call: wire.Lease) -> wire.Leased:
+        """What is here of ``keys`` is held for the reader from now on (``owner_waits``)."""
+        slab = self._slabs.get(call.segment)
+        keys = split_keys(call.keys)
+        found = [None if slab is None else slab.pool.find(key) for key in keys]
+        LEASED.labels("hit").inc(sum(slot is not None for slot in found))
+        LEASED.labels("miss").inc(found.count(None))
+        slots = list(dict.fromkeys(slot for slot in found if slot is not None))
+        if slab is None or not slots:
+            return wire.Leased(0, 0.0, [None] * len(keys))
+        if not 0 <= call.first_layer < call.last_layer <= slab.geometry.layers:
+            raise OutOfRange(f"layers {call.first_layer} to {call.last_layer} of {slab.geometry.layers}")
+        lease = slab.leases.grant(boottime(), peer, slots, sum(slab.pool.slots[slot].length for slot in slots))
+        slab.use(slots)
+        slab.pool.slots.touch(reversed(slots), "")
+        await slab.checksums.ready(slots)
+        blocks = [None if slot is None else self._descriptor(slab, slot, call) for slot in found]
+        return wire.Leased(lease.id, slab.leases.ttl, blocks)
+
+    @staticmethod
+    def _descriptor(slab: Slab, slot: int, call: wire.Lease) -> wire.Descriptor:
+        s, layer_bytes = slab.pool.slots[slot], slab.geometry.layer_bytes
+        first, last = call.first_layer * layer_bytes, min(call.last_layer * layer_bytes, s.length)
+        offset, length = slot * slab.memory.stride + first, max(0, last - first)
+        return wire.Descriptor(offset, length, slab.pins.generation(slot), s.checksum, s.length)
+
+    async def _suspect(self, call: wire.Corrupt) -> None:
+        """Look ourselves: bytes may have been harmed on their way, too. A corrupt block leaves pool and index."""
+        slab = self._slab(call.segment)
+        slot = slab.pool.find(call.key)
+        if slot is None or slab.pins.generation(slot) != call.generation:
+            return
+        s = slab.pool.slots[slot]
+        loop = asyncio.get_running_loop()
+        now = await loop.run_in_executor(self._threads, slab.checksums.compute, slot, call.generation, s.length)
+        if now is None or s.checksum is None or now == s.checksum or slab.pool.find(call.key) != slot:
+            return
+        CORRUPT.labels("owned").inc()
+        logger.warning("corrupt block dropped", key=call.key.hex())
+        slab.remove(call.key)

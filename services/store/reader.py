@@ -1,0 +1,234 @@
+"""Reading blocks from one owner: lease, one-sided read, generation, time and checksum, commit."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from services.store import peer_messages as peer
+from services.store.checksums import checksum
+from services.store.leases import Borrowed
+from services.store.metrics import CORRUPT, FETCHED, count_bytes
+from services.store.peers import PeerCalls
+from services.store.settings import StoreSettings
+from services.store.slab import AGENT, Slab, boottime
+from services.store.transfer.base import Op, Request, Result, Status, TransferEngine
+from shared.engines.base import Held, Kind, Owner, PoolClass
+from shared.errors import ChecksumMismatch, LeaseExpired, MooncakeError, ProtocolError, TransferError
+from shared.messages import Ref
+from shared.telemetry import log
+
+logger = log("store.fetch")
+
+CALL_TIMEOUT = 2.0
+"""Seconds for a lease or a renewal: small messages to an agent that is alive."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One block to bring; ``parent`` is its key's parent, b"" for none."""
+
+    key: bytes
+    parent: bytes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one block came, or why not (an error code). ``bytes`` moved over ``transport``."""
+
+    transport: str = ""
+    bytes: int = 0
+    error: str = ""
+
+
+@dataclass
+class Read:
+    """What came of one owner's blocks. ``holds`` are the agent's own on what was committed: the caller ends them."""
+
+    outcomes: dict[bytes, Outcome] = field(default_factory=dict)
+    holds: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One block on its way: from the owner's descriptor into a reserved slot of ours."""
+
+    wanted: Wanted
+    source: peer.Descriptor
+    target: Held
+
+
+class RemoteReader:
+    def __init__(
+        self, engine: TransferEngine, calls: PeerCalls, settings: StoreSettings, threads: ThreadPoolExecutor
+    ) -> None:
+        self._engine = engine
+        self._calls = calls
+        self._settings = settings
+        self._threads = threads
+        self._told: set[asyncio.Task[None]] = set()
+
+    async def read(
+        self, slab: Slab, owner_ref: Ref, wanted: Sequence[Wanted], owner: Owner, pool_class: PoolClass, timeout: float
+    ) -> Read:
+        """Raises MooncakeError when nothing could be had at all; single failures are in the outcomes. What is not in
+        them is not at that owner."""
+        sent = boottime()  # rule: from_send
+        keys = b"".join(w.key for w in wanted)
+        call = peer.Lease(slab.name, keys, 0, slab.geometry.layers)
+        leased = await self._calls.ask(owner_ref, call, peer.Leased, min(CALL_TIMEOUT, timeout))
+        if len(leased.blocks) != len(wanted):
+            raise ProtocolError("an agent answered for other blocks than it was asked for")
+        if not leased.id:
+            return Read()
+        found = [(w, d) for w, d in zip(wanted, leased.blocks, strict=True) if d is not None]
+        borrowed = Borrowed(leased.id, leased.ttl, sent)
+        async with self._borrowing(slab, owner_ref, borrowed):
+            return await self._into_pool(slab, owner_ref, borrowed, found, owner, pool_class, timeout)
+
+    # -- the lease -------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _borrowing(self, slab: Slab, owner_ref: Ref, borrowed: Borrowed) -> AsyncIterator[None]:
+        """Renew at half-life while the block runs, then give back."""
+        renewing = asyncio.create_task(self._renew(slab, owner_ref, borrowed))
+        try:
+            yield
+        finally:
+            renewing.cancel()
+            self._tell(owner_ref, peer.Release(slab.name, borrowed.id))
+
+    async def _renew(self, slab: Slab, owner_ref: Ref, borrowed: Borrowed) -> None:
+        while True:
+            await asyncio.sleep(max(0.0, borrowed.renew_at - boottime()))
+            sent = boottime()
+            try:
+                renewed = await self._calls.ask(owner_ref, peer.Renew(slab.name, borrowed.id), bool, CALL_TIMEOUT)
+            except MooncakeError as e:
+                logger.info("lease not renewed", owner=owner_ref.id, error=e.message)
+                return
+            if not renewed:
+                return
+            borrowed.renewed(sent)
+
+    def _tell(self, target: Ref, call: peer.AnyCall) -> None:
+        """Ask without waiting for the answer. What is lost here ends by time at the other side."""
+
+        async def tell() -> None:
+            try:
+                await self._calls.ask(target, call, None, CALL_TIMEOUT)
+            except MooncakeError as e:
+                logger.debug("peer not told", peer=target.id, error=e.message)
+
+        task = asyncio.create_task(tell())
+        self._told.add(task)
+        task.add_done_callback(self._told.discard)
+
+    # -- the bytes -------------------------------------------------------------------------------------
+
+    async def _into_pool(
+        self,
+        slab: Slab,
+        owner_ref: Ref,
+        borrowed: Borrowed,
+        found: Sequence[tuple[Wanted, peer.Descriptor]],
+        owner: Owner,
+        pool_class: PoolClass,
+        timeout: float,
+    ) -> Read:
+        deadline = asyncio.get_running_loop().time() + timeout
+        held = await slab.reserve([w.key for w, _ in found], AGENT, owner, pool_class, timeout)
+        read = Read(holds=[h.hold for h in held if h.kind is Kind.PRESENT])
+        copies: list[Copy] = []
+        for (w, d), h in zip(found, held, strict=True):
+            if h.kind is Kind.NEW and 0 < d.length == d.size <= slab.geometry.slot_bytes:
+                copies.append(Copy(w, d, h))
+            else:
+                read.outcomes[w.key] = Outcome(error="" if h.kind is Kind.PRESENT else "in_progress")
+        arrived: list[Copy] = []
+        try:
+            results = await self._transfer(slab, owner_ref, copies, deadline)
+            arrived = await self._check(slab, owner_ref, borrowed, copies, results, read)
+            self._commit(slab, arrived, owner, read)
+        finally:  # the transfer has returned: nothing writes into the destinations any more (rule: dest_held)
+            kept = set(read.holds)
+            slab.release(AGENT, [h.hold for h in held if h.hold and h.hold not in kept])
+        return read
+
+    async def _transfer(self, slab: Slab, owner_ref: Ref, copies: Sequence[Copy], deadline: float) -> list[Result]:
+        stride = slab.memory.stride
+        requests = [
+            Request(
+                Op.READ,
+                slab.name,
+                c.target.slot * stride,
+                owner_ref,
+                slab.name,
+                c.source.offset,
+                c.source.length,
+                c.source.generation,
+            )
+            for c in copies
+        ]
+        left = max(0.001, deadline - asyncio.get_running_loop().time())
+        return await self._engine.transfer(requests, left) if requests else []
+
+    async def _check(
+        self,
+        slab: Slab,
+        owner_ref: Ref,
+        borrowed: Borrowed,
+        copies: Sequence[Copy],
+        results: Sequence[Result],
+        read: Read,
+    ) -> list[Copy]:
+        """The copies that are good; outcomes of all are set. The engine has compared the generations."""
+        in_time = borrowed.valid(boottime())  # rule: discard
+        arrived: list[Copy] = []
+        for copy, result in zip(copies, results, strict=True):
+            count_bytes(result.transport, "in", result.moved)
+            error = result.error.code if result.error else "" if in_time else LeaseExpired.code
+            if result.status is not Status.COMPLETED and not error:
+                error = TransferError.code
+            read.outcomes[copy.wanted.key] = Outcome(result.transport, result.moved, error)
+            if not error:
+                arrived.append(copy)
+        good = await self._verify(slab, arrived, read)
+        for copy in (c for c in arrived if c not in good):
+            CORRUPT.labels("fetched").inc()
+            logger.warning("corrupt block", owner=owner_ref.id, key=copy.wanted.key.hex())
+            read.outcomes[copy.wanted.key] = Outcome(error=ChecksumMismatch.code)
+            self._tell(owner_ref, peer.Corrupt(slab.name, copy.wanted.key, copy.source.generation))
+        return good
+
+    async def _verify(self, slab: Slab, arrived: Sequence[Copy], read: Read) -> list[Copy]:
+        """Those whose bytes have the checksum of their commit, as far as the policy of their transport looks."""
+        picked = {c.target.slot for c in arrived if self._looks(read.outcomes[c.wanted.key].transport)}
+
+        def matches(copy: Copy) -> bool:
+            if copy.target.slot not in picked:
+                return True
+            with slab.memory.range(copy.target.slot, copy.source.size) as data:
+                return copy.source.checksum == checksum(data)
+
+        def good() -> list[Copy]:
+            return [copy for copy in arrived if matches(copy)]
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, good) if picked else list(arrived)
+
+    def _looks(self, transport: str) -> bool:
+        policy = self._settings.verify_over(transport)
+        return policy == "always" or (policy == "sample" and random.random() < self._settings.verify_sample)
+
+    def _commit(self, slab: Slab, arrived: Iterable[Copy], owner: Owner, read: Read) -> None:
+        for copy in arrived:
+            w = copy.wanted
+            sizes = [copy.source.size]
+            slab.commit(AGENT, [copy.target.hold], w.parent, [w.key], sizes, fetched_by=owner.id or "fetch")
+            slab.pool.slots[copy.target.slot].checksum = copy.source.checksum
+            read.holds.append(copy.target.hold)
+            FETCHED.inc()

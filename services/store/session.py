@@ -1,0 +1,114 @@
+"""Requests and answers over an attached socket, on the client's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from services.store.frames import FrameReader, frame
+from services.store.local_messages import Answer, AnyRequest, Failed
+from shared.errors import AgentGone, DeadlineExceeded, MooncakeError, ProtocolError
+
+GRACE = 2.0
+"""Seconds on top of a request's own timeout, after which the agent counts as hung."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_answers: msgspec.msgpack.Decoder[Answer | Failed] = msgspec.msgpack.Decoder(Answer | Failed)
+
+
+@dataclass
+class Pending:
+    """``kind`` is the answer's type. ``undo`` gives back what came for somebody who had gone meanwhile."""
+
+    future: asyncio.Future[Any]
+    kind: Any
+    undo: Callable[[Any], None] | None
+
+
+class Session(asyncio.Protocol):
+    """``closed`` once the agent is gone; everything that waits then raises AgentGone."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._pending: dict[int, Pending] = {}
+        self._next = 0
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        pending, self._pending = self._pending, {}
+        for entry in pending.values():
+            if not entry.future.done():
+                entry.future.set_exception(AgentGone("the store agent is gone"))
+
+    def close(self) -> None:
+        self.closed = True
+        if self._transport is not None:
+            self._transport.close()
+
+    async def ask(
+        self,
+        make: Callable[[int], AnyRequest],
+        kind: Any,
+        timeout: float = 10.0,
+        undo: Callable[[Any], None] | None = None,
+    ) -> Any:
+        """Raises AgentGone, DeadlineExceeded, and what the agent answered with. ``make`` gets the request's id."""
+        future = self._send(make, kind, undo)
+        try:
+            async with asyncio.timeout(timeout + GRACE):
+                return await future
+        except TimeoutError:
+            raise DeadlineExceeded(f"the store agent did not answer within {timeout + GRACE:.1f} s") from None
+
+    def tell(self, make: Callable[[int], AnyRequest]) -> None:
+        """Send without waiting; nobody looks at the answer."""
+        if not self.closed:
+            self._send(make, Any, None).add_done_callback(_seen)
+
+    def _send(
+        self, make: Callable[[int], AnyRequest], kind: Any, undo: Callable[[Any], None] | None
+    ) -> asyncio.Future[Any]:
+        if self.closed or self._transport is None:
+            raise AgentGone("the store agent is gone")
+        self._next += 1
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        body = frame(_encode(make(self._next)))
+        self._pending[self._next] = Pending(future, kind, undo)
+        self._transport.write(body)
+        return future
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._reader.feed(data):
+                self._answered(_answers.decode(body))
+        except (ProtocolError, msgspec.DecodeError):
+            self.close()
+
+    def _answered(self, message: Answer | Failed) -> None:
+        entry = self._pending.pop(message.id, None)
+        if entry is None:
+            return
+        if isinstance(message, Failed):
+            if not entry.future.done():
+                entry.future.set_exception(MooncakeError.from_wire(message.error))
+            return
+        value = msgspec.msgpack.decode(message.body, type=entry.kind)
+        if not entry.future.done():
+            entry.future.set_result(value)
+        elif entry.undo is not None:
+            entry.undo(value)
+
+
+def _seen(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()

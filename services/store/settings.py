@@ -1,0 +1,86 @@
+"""Settings of a store agent."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from shared.config import SECRET, CommonSettings
+
+Verify = Literal["always", "sample", "off"]
+
+
+class StoreSettings(CommonSettings, frozen=True, kw_only=True):
+    """See :mod:`shared.config` for how they are given."""
+
+    node: Annotated[str, Meta(description="Name of this node for people; empty: the host's name.", max_length=253)] = ""
+    id: Annotated[
+        str,
+        Meta(
+            description="Identity of this agent in the mesh; empty: a new one at each start.",
+            pattern=r"^[A-Za-z0-9_-]{0,64}$",
+        ),
+    ] = ""
+    socket: Annotated[
+        str,
+        Meta(
+            description="Unix socket for the engines of this node: a path, or @name for an abstract one.", min_length=2
+        ),
+    ] = "@mooncake-store"
+    secret: Annotated[
+        str, Meta(description="Shared secret of all agents and engines of the mesh.", extra=SECRET, max_length=1024)
+    ] = ""
+    host: Annotated[str, Meta(description="Address on which peers reach this agent; IPv6 without brackets.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, Meta(description="Port of the data plane; 0 picks a free one.", ge=0, le=65535)] = 0
+    pool_bytes: Annotated[int, Meta(description="Memory for KV blocks.", ge=1 << 16)] = 1 << 30
+    slab_bytes: Annotated[
+        int,
+        Meta(
+            description="Memory for each namespace; 0: the first namespace gets the whole pool and others are refused.",
+            ge=0,
+        ),
+    ] = 0
+    transports: Annotated[
+        str, Meta(description="Which transports carry KV: prefer:A,B (in that order) or require:A; of shm and tcp.")
+    ] = "prefer:shm,tcp"
+    verify: Annotated[
+        Literal["", "always", "sample", "off"],
+        Meta(description="Check of fetched blocks on every transport; empty: as verify_tcp and verify_shm say."),
+    ] = ""
+    verify_tcp: Annotated[Verify, Meta(description="Check of blocks fetched over TCP.")] = "always"
+    verify_shm: Annotated[Verify, Meta(description="Check of blocks fetched through shared memory.")] = "sample"
+    verify_sample: Annotated[float, Meta(description="Share of the blocks that `sample` checks.", ge=0, le=1)] = 0.05
+    lease_ttl: Annotated[
+        float, Meta(description="Seconds that a remote reader's lease lasts from when it asked.", ge=0.05, le=8)
+    ] = 4.0
+    outgoing_leases: Annotated[int, Meta(description="Remote readers served at one time.", ge=1)] = 256
+    drain_timeout: Annotated[
+        float,
+        Meta(description="Seconds that a fenced writer has before its connections are destroyed.", ge=0.01, le=10),
+    ] = 0.5
+    growth_headroom: Annotated[
+        float, Meta(description="Share of the slots that only running sequences may take.", ge=0, le=0.9)
+    ] = 0.02
+    prefetch_share: Annotated[float, Meta(description="Share of the slots that prefetch may take.", ge=0, le=1)] = 0.5
+    low_watermark: Annotated[
+        float, Meta(description="With a smaller share of free slots, blocks are evicted ahead of need.", ge=0, le=0.5)
+    ] = 0.02
+    high_watermark: Annotated[
+        float, Meta(description="Eviction ahead of need stops at this share of free slots.", ge=0, le=0.9)
+    ] = 0.04
+
+    def __post_init__(self) -> None:
+        if self.high_watermark < self.low_watermark:
+            raise ValueError("high_watermark must not be below low_watermark")
+
+    def verify_over(self, transport: str) -> Verify:
+        """How blocks that came over ``transport`` are checked."""
+        return self.verify or (self.verify_shm if transport == "shm" else self.verify_tcp)
+
+    @property
+    def checksums(self) -> bool:
+        """Checksums are computed at commit unless every transport's check is off: then commits do not pay for them."""
+        return {self.verify_over("tcp"), self.verify_over("shm")} != {"off"}

@@ -1,0 +1,245 @@
+"""One slab: the pool of a namespace with its memory, its leases and landings, and whoever waits for it.
+
+Lives on the agent's event loop; only :attr:`Slab.pins` and :attr:`Slab.grants` are asked from transport threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from services.store.checksums import Checksums
+from services.store.directory import Directory
+from services.store.landings import LandingTable
+from services.store.leases import LeaseTable
+from services.store.memory import SlabMemory
+from services.store.pins import Pins, WriteGrants
+from services.store.pool import Pool
+from services.store.settings import StoreSettings
+from services.store.slots import State
+from services.store.waiting import Line, Want
+from shared.blocks import Namespace
+from shared.engines.base import Held, Kind, Owner, PoolClass
+from shared.errors import PoolFull
+
+AGENT = 0
+"""The agent itself, as a connection: fetches in flight and quarantined landings."""
+
+RETRY = 0.02
+"""Seconds until a waiting wish is tried again although nothing was released: a copy that pinned a slot has ended."""
+
+T = TypeVar("T")
+
+
+def boottime() -> float:
+    """Seconds that go on while the machine sleeps, and that no clock adjustment moves: what leases count in."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def segment_name(namespace: Namespace) -> str:
+    """The same on every agent, so that a writer can name its target's."""
+    return "kv." + namespace.deployment().root().hex()
+
+
+class Slab:
+    def __init__(
+        self,
+        namespace: Namespace,
+        slots: int,
+        settings: StoreSettings,
+        directory: Directory,
+        threads: ThreadPoolExecutor,
+    ) -> None:
+        self.namespace = namespace
+        self.name = segment_name(namespace)
+        self.geometry = namespace.geometry
+        self.memory = SlabMemory(self.name, slots, self.geometry)
+        self.pins = Pins(slots, self.memory.words)
+        self.grants = WriteGrants()
+        headroom = int(slots * settings.growth_headroom)
+        self.pool = Pool(slots, self.pins.claim, headroom, int(slots * settings.prefetch_share))
+        self.leases = LeaseTable(settings.lease_ttl, settings.outgoing_leases)
+        self.landings = LandingTable()
+        self.checksums = Checksums(self.memory, self.pool.slots, self.pins, threads)
+        self.line = Line()
+        self._checksums_on = settings.checksums
+        self._low = int(slots * settings.low_watermark)
+        self._high = int(slots * settings.high_watermark)
+        self._directory = directory
+        self._tries: dict[Want, Callable[[], None]] = {}
+        self._waiters: dict[bytes, list[asyncio.Future[None]]] = {}
+        self._scheduled: asyncio.Handle | None = None
+
+    # -- room ------------------------------------------------------------------------------------------
+
+    async def reserve(
+        self, keys: Sequence[bytes], connection: int, owner: Owner, pool_class: PoolClass, timeout: float
+    ) -> list[Held]:
+        """Raises DoesNotFit, PoolFull."""
+        count = len(keys) - sum(self.pool.contains(keys))
+
+        def attempt(keep: int) -> list[Held] | None:
+            return self.pool.reserve(keys, connection, owner, pool_class, keep)
+
+        return await self.room(attempt, self.line.want(count, owner, pool_class), timeout)
+
+    async def allocate(
+        self, count: int, connection: int, owner: Owner, pool_class: PoolClass, timeout: float
+    ) -> list[Held]:
+        """Raises DoesNotFit, PoolFull."""
+
+        def attempt(keep: int) -> list[Held] | None:
+            return self.pool.allocate(count, connection, owner, pool_class, keep)
+
+        return await self.room(attempt, self.line.want(count, owner, pool_class), timeout)
+
+    async def room(self, attempt: Callable[[int], T | None], want: Want, timeout: float) -> T:
+        """What ``attempt`` gives, tried at once and again, in the line's order, whenever room may have come free."""
+        granted = attempt(self.line.kept_from(want))
+        self.drain()
+        return granted if granted is not None else await self._stand_in_line(attempt, want, timeout)
+
+    async def _stand_in_line(self, attempt: Callable[[int], T | None], want: Want, timeout: float) -> T:
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def again() -> None:
+            if future.done():
+                return
+            try:
+                granted = attempt(self.line.kept_from(want))
+            except Exception as e:
+                future.set_exception(e)
+                return
+            if granted is not None:
+                future.set_result(granted)
+
+        self.line.join(want)
+        self._tries[want] = again
+        self.changed(RETRY)
+        try:
+            await asyncio.wait({future}, timeout=timeout)
+        finally:
+            self.line.leave(want)
+            del self._tries[want]
+            self.changed()
+        if not future.done():
+            raise PoolFull(f"no room for {want.slots} slots within {timeout:.1f} s")
+        return future.result()
+
+    def changed(self, delay: float = 0.0) -> None:
+        """Something was let go: serve the line soon."""
+        if delay == 0.0 and self._scheduled is not None:
+            self._scheduled.cancel()
+            self._scheduled = None
+        if self._scheduled is None:
+            loop = asyncio.get_running_loop()
+            self._scheduled = loop.call_later(delay, self._serve) if delay else loop.call_soon(self._serve)
+
+    def _serve(self) -> None:
+        self._scheduled = None
+        for want in self.line:
+            if want in self._tries:
+                self._tries[want]()
+        self.pool.slots.trim(self._low, self._high, most=64)
+        self.drain()
+        if len(self.line):
+            self.changed(RETRY)
+
+    def drain(self) -> None:
+        """Tell the index and the waiting what has happened, in order. After every change of the pool."""
+        if self.pool.slots.dropped:
+            dropped, self.pool.slots.dropped = self.pool.slots.dropped, []
+            self._directory.evicted(dropped)
+        if self.pool.settled:
+            settled, self.pool.settled = self.pool.settled, []
+            for key in settled:
+                self._wake(key)
+
+    def _wake(self, key: bytes) -> None:
+        for waiter in self._waiters.pop(key, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # -- blocks ----------------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        connection: int,
+        holds: Sequence[int],
+        parent: bytes,
+        keys: Sequence[bytes],
+        lengths: Sequence[int],
+        fetched_by: str = "",
+    ) -> list[Held]:
+        """As :meth:`Pool.commit`, and the index is told."""
+        before = self.pool.contains(keys)
+        out = self.pool.commit(connection, holds, parent, keys, lengths, fetched_by)
+        self.drain()
+        new = [held.kind is Kind.PRESENT and not there for held, there in zip(out, before, strict=True)]
+        self._publish(parent, keys, new)
+        for held in (held for held, is_new in zip(out, new, strict=True) if is_new and self._checksums_on):
+            self.checksums.start(held.slot)
+        self.changed()
+        return out
+
+    def _publish(self, parent: bytes, keys: Sequence[bytes], new: Sequence[bool]) -> None:
+        """Tell the index of each run of new keys."""
+        run: list[bytes] = []
+        for key, is_new in zip((*keys, b""), (*new, False), strict=True):
+            if is_new:
+                run.append(key)
+                continue
+            if run:
+                self._directory.committed(parent, run)
+            run, parent = [], key
+
+    def release(self, connection: int, holds: Sequence[int]) -> None:
+        self.pool.release(connection, holds)
+        self.drain()
+        self.changed()
+
+    def remove(self, key: bytes) -> bool:
+        removed = self.pool.remove(key)
+        self.drain()
+        self.changed()
+        return removed
+
+    async def settled(self, key: bytes, timeout: float) -> bool:
+        """Wait until nobody writes the key any more. False at the timeout."""
+        if not self.pool.in_progress(key):
+            return True
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(key, []).append(waiter)
+        done, _ = await asyncio.wait({waiter}, timeout=timeout)
+        if not done and key in self._waiters:
+            self._waiters[key].remove(waiter)
+            if not self._waiters[key]:
+                del self._waiters[key]
+        return bool(done)
+
+    def use(self, slots: Sequence[int]) -> None:
+        """Hold slots for leases or transfers, whatever becomes of the engine."""
+        for slot in slots:
+            self.pool.use(slot)
+
+    def unuse(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self.pool.unuse(slot)
+        if slots:
+            self.changed()
+
+    def is_used(self, slot: int) -> bool:
+        """A slot that exists and holds something."""
+        return 0 <= slot < self.memory.slots and self.pool.slots[slot].state is not State.FREE
+
+    def expire(self) -> None:
+        """Let go of what remote readers' leases no longer hold."""
+        self.unuse(self.leases.expire(boottime()))
+
+    def close(self) -> None:
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+        self.memory.close()
