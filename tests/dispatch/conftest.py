@@ -50,6 +50,7 @@ NAMESPACE = Namespace(
     model="m", weights="w", tokenizer="t", dtype="float32", layers=2, kv_heads=1, head_dim=4, block_size=4
 )
 Id = tuple[str, int]
+NO_FAULTS = Faults()
 MISSES = 3
 
 
@@ -169,8 +170,11 @@ class Fake:
     async def on_attempt(self, message: AttemptMessage) -> AnyMessage | None:
         raise NotImplementedError
 
-    def answer(self, message: AttemptMessage, kind: Any, **more: Any) -> Any:
-        return kind(sender=self.ref, target=message.sender, request=message.request, attempt=message.attempt, **more)
+    def answer(self, message: AttemptMessage, kind: Any, **more: Any) -> AnyMessage:
+        made: AnyMessage = kind(
+            sender=self.ref, target=message.sender, request=message.request, attempt=message.attempt, **more
+        )
+        return made
 
     def admit(self, message: Submit | Admit | LandingRequest) -> Held:
         """The first to come admits. Raises Tombstoned, NoRoom."""
@@ -238,10 +242,7 @@ class Fake:
         if held is None:
             raise UnknownAttempt("not here")
         outputs = [output for output in held.outputs if output.index >= message.index]
-        reply: SinceReply = self.answer(
-            message, SinceReply, index=message.index, outputs=outputs, usage=Usage(cached_tokens=1)
-        )
-        return reply
+        return self.answer(message, SinceReply, index=message.index, outputs=outputs, usage=Usage(cached_tokens=1))
 
     async def publish(self, id: Id, held: Held, output: Output, usage: Usage | None = None) -> None:
         held.outputs.append(output)
@@ -281,7 +282,7 @@ class FakePrefill(Fake):
         held = self.admit(message)
         if held.task is None:
             held.task = self.spawn(self.work((message.request, message.attempt), held, message))
-        return self.answer(message, Accepted, load=self.load)  # type: ignore[no-any-return]
+        return self.answer(message, Accepted, load=self.load)
 
     async def work(self, id: Id, held: Held, submit: Submit) -> None:
         async with self.gpu:
@@ -327,22 +328,20 @@ class FakeDecode(Fake):
         id = (message.request, message.attempt)
         if isinstance(message, Admit):
             self.admit(message)
-            return self.answer(message, Accepted, load=self.load)  # type: ignore[no-any-return]
+            return self.answer(message, Accepted, load=self.load)
         if isinstance(message, LandingRequest):
             if self.refuse_landing > 0:
                 self.refuse_landing -= 1
                 self.drop(id)
                 raise NoRoom("scripted refusal of a landing")
             self.admit(message)
-            return self.answer(  # type: ignore[no-any-return]
-                message, LandingGrant, agent=Ref("agent", 1), token=1, slots=[], have=b""
-            )
+            return self.answer(message, LandingGrant, agent=Ref("agent", 1), token=1, slots=[], have=b"")
         assert isinstance(message, Start)
         held = self.held.get(id)
         if held and held.task is None:
             held.task = self.spawn(self.work(id, held, message.output))
         if held or id in self.done or id in self.dead:
-            return self.answer(message, Ready)  # type: ignore[no-any-return]
+            return self.answer(message, Ready)
         raise UnknownAttempt("never admitted")
 
     async def work(self, id: Id, held: Held, first: Output) -> None:
@@ -359,7 +358,7 @@ class FakeDecode(Fake):
 class World:
     """A mesh of fakes around one real dispatcher."""
 
-    def __init__(self, seed: int = 0, faults: Faults = Faults(), **settings: Any) -> None:
+    def __init__(self, seed: int = 0, faults: Faults = NO_FAULTS, **settings: Any) -> None:
         self.network = MemoryBus(seed, faults)
         self.prefill_seconds = 0.05
         self.step_seconds = 0.01
@@ -439,7 +438,7 @@ def play() -> Callable[..., None]:
     def play(
         scenario: Scenario,
         seed: int = 0,
-        faults: Faults = Faults(),
+        faults: Faults = NO_FAULTS,
         prefills: int = 2,
         decodes: int = 2,
         matcher: Any = None,

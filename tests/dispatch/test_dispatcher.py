@@ -360,7 +360,7 @@ def test_attempts_are_bounded(play: Play, kinds: dict[str, Any]) -> None:
 
 def test_draining_hands_over_and_does_not_count(play: Play, draws: Draws) -> None:
     async def scenario(world: Any) -> None:
-        g, got = world.generation(max_tokens=30), []
+        g, got, run = world.generation(max_tokens=30), [], None
         async for token in world.dispatcher.generate(g):
             got.append(token.output.token)
             if len(got) == 5:
@@ -371,7 +371,7 @@ def test_draining_hands_over_and_does_not_count(play: Play, draws: Draws) -> Non
                 error = Draining("bye").to_wire()
                 gone = Gone(sender=fake.ref, target=world.me, request=g.id, attempt=1, error=error)
                 await fake.bus.send("conductor", gone)
-        assert got == draws(g) and run.attempts.failures == 0 and run.attempts.number == 2
+        assert got == draws(g) and run and run.attempts.failures == 0 and run.attempts.number == 2
         await asyncio.sleep(1.5)
         assert sum(i["load"]["draining"] for i in world.dispatcher.cluster()["instances"]) == 1
 

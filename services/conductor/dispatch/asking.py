@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.conductor.dispatch.attempts import Attempt, Side
+from services.conductor.dispatch.attempts import Attempt
 from services.conductor.dispatch.placing import Placement
 from services.conductor.generation import Generation
 from shared.blocks import KEY, Tokens, chain_keys, key_count, pack_tokens
@@ -37,9 +37,9 @@ def work(generation: Generation, outputs: Tokens, block_size: int) -> Work:
 
 
 class Letters:
-    """Writes the messages of one attempt. ``lists``: number of the last live list sent to prefill, to decode."""
+    """Writes the messages of one attempt. ``lists``: number of the last live list sent."""
 
-    def __init__(self, me: Ref, work: Work, placement: Placement, attempt: Attempt, lists: dict[Side, int]) -> None:
+    def __init__(self, me: Ref, work: Work, placement: Placement, attempt: Attempt, lists: int) -> None:
         self._me = me
         self._work = work
         self._placement = placement
@@ -53,7 +53,7 @@ class Letters:
             target=self._placement.prefill,
             request=self._work.generation.id,
             attempt=self._attempt.number,
-            admission=self._admission(Side.PREFILL, age, deadline),
+            admission=self._admission(age, deadline),
             decode=self._placement.decode,
             fetch_blocks=self._placement.decision.fetch_blocks,
         )
@@ -64,18 +64,17 @@ class Letters:
             target=self._placement.decode,
             request=self._work.generation.id,
             attempt=self._attempt.number,
-            admission=self._admission(Side.DECODE, age, deadline),
+            admission=self._admission(age, deadline),
             prefill=self._placement.prefill,
         )
 
-    def since(self, ref: Ref, choice: int, index: int) -> Since:
+    def since(self, ref: Ref, index: int) -> Since:
         return Since(
             sender=self._me,
             target=ref,
             request=self._work.generation.id,
             attempt=self._attempt.number,
             index=index,
-            choice=choice,
         )
 
     def cancel(self, ref: Ref, reason: str) -> Cancel:
@@ -83,7 +82,7 @@ class Letters:
             sender=self._me, target=ref, request=self._work.generation.id, attempt=self._attempt.number, reason=reason
         )
 
-    def _admission(self, side: Side, age: float, deadline: float) -> Admission:
+    def _admission(self, age: float, deadline: float) -> Admission:
         """``age``, ``deadline``: seconds since the request arrived, and until its objective."""
         generation = self._work.generation
         return Admission(
@@ -93,7 +92,7 @@ class Letters:
             root=generation.root,
             keys=self._work.keys,
             sampling=generation.sampling,
-            lists=self._lists[side],
+            lists=self._lists,
             age_ms=int(age * 1000),
             deadline_ms=max(int(deadline * 1000), 0),
             priority=generation.priority,

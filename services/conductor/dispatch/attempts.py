@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from shared.errors import MooncakeError
+from shared.errors import MooncakeError, NoRoom
 from shared.messages import Ref
 
 
@@ -125,7 +125,8 @@ class Attempts:
             return None
         blamed = Side.DECODE if error.field == Side.DECODE.value else side
         self.avoid.add(attempt.parts[blamed].ref)
-        return self._leave(error.code, counts=error.code not in PLANNED, fatal=error.code in FATAL, error=error)
+        counts = error.code not in PLANNED and error.code != NoRoom.code  # the youngest gave way: nobody's fault
+        return self._leave(error.code, counts=counts, fatal=error.code in FATAL, error=error)
 
     def stalled(self, number: int) -> Left | None:
         """No token for too long although both instances live."""

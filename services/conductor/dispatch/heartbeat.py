@@ -39,14 +39,17 @@ class Heartbeat:
         self._apply(self._mesh.roster.tick(now))
         if not self._mesh.bus.connected:
             return
-        for member in self._mesh.roster.members.values():
+        mesh, number = self._mesh, self._mesh.lists.begin_round()
+        for member in mesh.roster.members.values():
             if member.state is not State.REFUSED:
-                self._mesh.spawn(self._tell(member.record.ref))
+                ref = member.record.ref
+                attempts, acked = mesh.lists.page(ref)
+                mesh.spawn(
+                    self._tell(ref, LiveList(sender=mesh.me, target=ref, number=number, attempts=attempts, acked=acked))
+                )
 
-    async def _tell(self, ref: Ref) -> None:
+    async def _tell(self, ref: Ref, message: LiveList) -> None:
         mesh = self._mesh
-        number, attempts, acked = mesh.lists.next(ref)
-        message = LiveList(sender=mesh.me, target=ref, number=number, attempts=attempts, acked=acked)
         try:
             reply = await mesh.bus.request(ref.id, message, ANSWER_WITHIN)
         except NoResponders:
@@ -54,9 +57,15 @@ class Heartbeat:
             return
         except (DeadlineExceeded, BusDown, ProtocolError):
             return
-        member = mesh.roster.get(ref)
-        if isinstance(reply, LiveReply) and reply.sender == ref and member:
+        if isinstance(reply, LiveReply):
+            self._replied(ref, reply)
+
+    def _replied(self, ref: Ref, reply: LiveReply) -> None:
+        member = self._mesh.roster.get(ref)
+        if reply.sender == ref and member:
             self._answered(member, reply)
+        elif reply.sender != ref:  # another incarnation answers for that id: this one is dead (rule: incarnation)
+            self._apply(self._mesh.roster.replaced(ref))
 
     def _answered(self, member: Member, reply: LiveReply) -> None:
         mesh, ref, now = self._mesh, member.record.ref, asyncio.get_running_loop().time()

@@ -15,25 +15,27 @@ class Page:
     """One instance's list. ``live``: id -> whether accepted. ``acked``: id -> number of the first list that says so,
     0 before that."""
 
-    number: int = 0
     live: dict[Id, bool] = field(default_factory=dict)
     acked: dict[Id, int] = field(default_factory=dict)
 
 
 class LiveLists:
-    """A page an instance incarnation; another incarnation starts afresh."""
+    """A page an instance incarnation; another incarnation starts afresh. Lists are numbered by rounds, the same for all
+    instances: what prefill was told of the last number sent must hold at decode too, which it passes it on to."""
 
     def __init__(self) -> None:
         self._pages: dict[Ref, Page] = {}
+        self.last = 0
+        """Number of the last round sent; only later lists count for what is sent now (rule: since_submit)."""
 
     def __len__(self) -> int:
         """Entries on all pages."""
         return sum(len(page.live) for page in self._pages.values())
 
-    def last(self, ref: Ref) -> int:
-        """Number of the last list sent; only later ones count for what is sent now (rule: since_submit)."""
-        page = self._pages.get(ref)
-        return page.number if page else 0
+    def begin_round(self) -> int:
+        """The next round's number (rule: numbered)."""
+        self.last += 1
+        return self.last
 
     def add(self, ref: Ref, id: Id) -> None:
         """Listed from when it is sent (rule: from_send)."""
@@ -50,13 +52,14 @@ class LiveLists:
         if page and page.live.pop(id, None) is not None and complete:
             page.acked[id] = 0
 
-    def next(self, ref: Ref) -> tuple[int, list[tuple[str, int, bool]], list[Id]]:
-        """(number, attempts, acked) of the next list (rule: numbered)."""
-        page = self._pages.setdefault(ref, Page())
-        page.number += 1
+    def page(self, ref: Ref) -> tuple[list[tuple[str, int, bool]], list[Id]]:
+        """(attempts, acked) of the current round's list."""
+        page = self._pages.get(ref)
+        if page is None:
+            return [], []
         for id, first in page.acked.items():
-            page.acked[id] = first or page.number
-        return page.number, [(*id, accepted) for id, accepted in page.live.items()], list(page.acked)
+            page.acked[id] = first or self.last
+        return [(*id, accepted) for id, accepted in page.live.items()], list(page.acked)
 
     def answered(self, ref: Ref, number: int) -> list[Id]:
         """The instance has that list, and forgot what it was told to. Returns the attempts accepted there."""

@@ -147,6 +147,10 @@ class Roster:
             return []
         return self._die(member) + ([] if member.registered else self._drop(member))
 
+    def replaced(self, ref: Ref) -> list[Change]:
+        """Another incarnation answers for its id."""
+        return self._die(self.get(ref))
+
     def bus(self, up: bool, now: float) -> None:
         """Silence while the bus was away is nobody's fault."""
         if up and not self._bus_up:

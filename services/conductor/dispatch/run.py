@@ -65,7 +65,7 @@ class Run:
         self.generation = generation
         self.inbox: asyncio.Queue[events.Event] = asyncio.Queue()
         self.attempts = Attempts(mesh.settings.max_attempts)
-        self.stream = TokenStream(generation.sampling.choices, mesh.settings.silence_s, now)
+        self.stream = TokenStream(mesh.settings.silence_s, now)
         self.effort: Effort | None = None
         self._mesh = mesh
         self._loop = asyncio.get_running_loop()
@@ -137,14 +137,17 @@ class Run:
 
     def _ask_since(self, effort: Effort, now: float) -> None:
         """Rule: since. Decode answers from index 0; before it has drawn anything only prefill may know the first."""
-        for choice, index in self.stream.questions(now):
+        index = self.stream.question(now)
+        if index is not None:
             for part in effort.attempt.parts.values():
                 if part.accepted and part.needed:
-                    effort.spawn(self._since(effort, part.ref, choice, index))
+                    effort.spawn(self._since(effort, part.ref, index))
 
-    async def _since(self, effort: Effort, ref: Ref, choice: int, index: int) -> None:
-        for event in await self._mesh.teller.since(ref, effort.letters.since(ref, choice, index)):
-            self.inbox.put_nowait(event)
+    async def _since(self, effort: Effort, ref: Ref, index: int) -> None:
+        """That prefill has handed over and forgotten it is no news; of decode it is."""
+        for event in await self._mesh.teller.since(ref, effort.letters.since(ref, index)):
+            if isinstance(event, events.Arrived) or ref == effort.placement.decode:
+                self.inbox.put_nowait(event)
 
     # -- what happened ---------------------------------------------------------------------------------
 
@@ -266,8 +269,7 @@ class Run:
         mesh = self._mesh
         self._place_at = self._place_until = self._objectives = None
         attempt = self.attempts.begin(placement.prefill, placement.decode)
-        lists = {side: mesh.lists.last(part.ref) for side, part in attempt.parts.items()}
-        letters = Letters(mesh.me, todo, placement, attempt, lists)
+        letters = Letters(mesh.me, todo, placement, attempt, mesh.lists.last)
         span = tracer().start_span("attempt", attributes=span_attributes(self.generation.id, attempt))
         self.effort = effort = Effort(attempt, placement, letters, span, now)
         for side, part in attempt.parts.items():

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
+
+from shared.config import CommonSettings
 
 PolicyName = Literal["global_cache", "paper", "least_loaded", "local_cache", "round_robin", "random"]
 Seconds = Annotated[float, Meta(gt=0)]
 
 
-class DispatchSettings(msgspec.Struct, frozen=True, kw_only=True):
+class DispatchSettings(CommonSettings, frozen=True, kw_only=True):
     policy: Annotated[PolicyName, Meta(description="How instances are chosen.")] = "global_cache"
     kvcache_balancing_threshold: Annotated[
         float, Meta(description="A prefix is fetched only when it is this many times longer than the own one.", gt=0)
