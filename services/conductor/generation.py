@@ -13,7 +13,8 @@ from shared.messages import Output, Sampling, Usage
 @dataclass(frozen=True)
 class Generation:
     """One request as the gateway hands it over. ``id`` is unique in the mesh (never the client's id). ``keys``: chain
-    of the full blocks of ``tokens`` under ``root`` (which carries the tenant's salt). ``arrived``: monotonic seconds."""
+    of the full blocks of ``tokens`` under ``root`` (which carries the tenant's salt). ``arrived``: monotonic
+    seconds."""
 
     id: str
     tokens: Tokens
@@ -67,4 +68,4 @@ class Dispatcher(Protocol):
         cancelling its task) cancels the attempt at its instances."""
 
     def cluster(self) -> dict[str, Any]:
-        """JSON-able picture: instances, agents, index, loads, counters (for ``GET /cluster`` and ``mooncake status``)."""
+        """JSON-able picture: instances, agents, index, loads, counters (``GET /cluster``, ``mooncake status``)."""

@@ -7,12 +7,11 @@ from typing import Annotated
 from msgspec import Meta
 
 from services.conductor.dispatch.settings import DispatchSettings
-from shared.config import CommonSettings
 
 Seconds = Annotated[float, Meta(gt=0)]
 
 
-class ConductorSettings(DispatchSettings, CommonSettings, frozen=True, kw_only=True):
+class ConductorSettings(DispatchSettings, frozen=True, kw_only=True):
     host: Annotated[str, Meta(description="Address that serves the API.")] = "127.0.0.1"
     port: Annotated[int, Meta(description="Port that serves the API; 0 picks a free one.", ge=0, le=65535)] = 8000
     id: Annotated[
@@ -33,9 +32,9 @@ class ConductorSettings(DispatchSettings, CommonSettings, frozen=True, kw_only=T
     ] = 4096
     max_body_bytes: Annotated[int, Meta(description="Largest request body.", ge=1024)] = 10 * 2**20
     tokenizer_threads: Annotated[int, Meta(description="Threads that tokenize and hash prompts.", ge=1, le=64)] = 2
-    tokenizer_backlog: Annotated[
-        int, Meta(description="Prompts that may wait for those threads before 429.", ge=1)
-    ] = 512
+    tokenizer_backlog: Annotated[int, Meta(description="Prompts that may wait for those threads before 429.", ge=1)] = (
+        4096
+    )
     tokenizer_backlog_bytes: Annotated[
         int, Meta(description="Bytes of bodies that may wait for those threads before 429.", ge=1024)
     ] = 64 * 2**20
@@ -46,9 +45,9 @@ class ConductorSettings(DispatchSettings, CommonSettings, frozen=True, kw_only=T
     ] = 60.0
     idle_timeout_s: Annotated[Seconds, Meta(description="An idle connection is closed after.")] = 75.0
     request_timeout_s: Annotated[Seconds, Meta(description="For a whole answer.")] = 3600.0
-    drain_timeout_s: Annotated[
-        float, Meta(description="After SIGTERM, for streams to end by themselves.", ge=0)
-    ] = 120.0
+    drain_timeout_s: Annotated[float, Meta(description="After SIGTERM, for streams to end by themselves.", ge=0)] = (
+        120.0
+    )
     drain_delay_s: Annotated[
         float,
         Meta(description="After SIGTERM, for load balancers to see `/ready` fall before the process may exit.", ge=0),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from services.conductor.gateway.body import Body, ChatBody, ChatMessage, CompletionBody, clip
+from services.conductor.gateway.body import MAX_UINT32, Body, ChatBody, ChatMessage, CompletionBody, clip
 from services.conductor.gateway.unsupported import refuse_unsupported
 from shared.blocks import Tokens
 from shared.errors import ContextLengthExceeded, InvalidInput
@@ -40,6 +40,11 @@ class Ask:
     top_p: float
     top_k: int
     seed: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: dict[int, float]
     stops: tuple[str, ...]
     stop_ids: tuple[int, ...]
     ignore_eos: bool
@@ -53,7 +58,8 @@ class Ask:
         room = context - prompt_tokens
         wanted = self.max_tokens if self.max_tokens is not None else max(1, min(room, default_max), self.min_tokens)
         if wanted > room:
-            raise ContextLengthExceeded(_too_long(context, prompt_tokens, self.max_tokens, self.field), field=self.field)
+            message = _too_long(context, prompt_tokens, self.max_tokens, self.field)
+            raise ContextLengthExceeded(message, field=self.field)
         ends = set(self.stop_ids) if self.ignore_eos else set(self.stop_ids) | eos
         return Sampling(
             max_tokens=wanted,
@@ -63,6 +69,11 @@ class Ask:
             top_k=self.top_k,
             stop_ids=sorted(ends),
             min_tokens=self.min_tokens,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias,
         )
 
 
@@ -103,19 +114,32 @@ def _ask(body: Body, field: str, prompts: list[Prompt], max_tokens: int | None) 
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=min(body.top_k or 0, 2**31 - 1),
         seed=secrets.randbits(62) if body.seed is None else body.seed,
+        min_p=body.min_p or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        logit_bias=_logit_bias(body.logit_bias or {}),
         stops=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
     )
 
 
+def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
+    """Token ids are JSON keys, so they come as text."""
+    found: dict[int, float] = {}
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdecimal() and len(key) <= 10 and int(key) <= MAX_UINT32):
+            raise InvalidInput(f"'logit_bias' has the key {clip(key)!r}, which is no token id", field="logit_bias")
+        found[int(key)] = value
+    return found
+
+
 def _message(message: ChatMessage, where: str) -> dict[str, Any]:
     refuse_unsupported(message, where + ".")
     if message.role not in ROLES:
         known = ", ".join(ROLES)
-        raise InvalidInput(
-            f"'{where}.role' is {clip(message.role)!r}; supported are {known}", field=f"{where}.role"
-        )
+        raise InvalidInput(f"'{where}.role' is {clip(message.role)!r}; supported are {known}", field=f"{where}.role")
     turn: dict[str, Any] = {"role": ROLES[message.role], "content": _content(message, where)}
     return turn | ({"name": message.name} if message.name else {})
 

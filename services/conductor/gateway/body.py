@@ -19,11 +19,13 @@ MAX_INT64 = 2**63 - 1
 MAX_UINT32 = 2**32 - 1
 MAX_STOPS = 16
 MAX_STOP_IDS = 256
+MAX_BIASES = 1024
 
 Count = Annotated[int, Meta(ge=1, le=MAX_INT64)]
 Natural = Annotated[int, Meta(ge=0, le=MAX_INT64)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_UINT32)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
 StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
@@ -51,9 +53,9 @@ class Body(Struct, forbid_unknown_fields=True, kw_only=True):
     n: Count | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES)] | None = None
 
 
 class TextPart(Struct, forbid_unknown_fields=True):
@@ -134,7 +136,7 @@ _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`")
 
 def _explained(error: str, raw: bytes) -> InvalidInput:
     """The decoder's sentence with OpenAI's words, the field's path and the value that was sent."""
-    match = _WHERE.match(error)
+    match = _WHERE.match(error.replace(" | null`", "`"))
     what, path = (match["what"], match["path"] or "") if match else (error, "")
     if unknown := _UNKNOWN.match(what):
         field = clip(".".join(filter(None, (path, unknown["name"]))))

@@ -65,7 +65,7 @@ class Detokenizer:
 
     def _settle(self) -> None:
         if self._pending:
-            self._context = (self._context + self._pending)[-CONTEXT:] if len(self._pending) < CONTEXT else self._pending
+            self._context = (self._context + self._pending)[-max(CONTEXT, len(self._pending)) :]
             self._pending = []
 
     def _new_stream(self) -> DecodeStream:

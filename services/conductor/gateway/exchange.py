@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from services.conductor.gateway import metrics
 from services.conductor.gateway.answer import Answer
-from services.conductor.gateway.errors import Fault
+from services.conductor.gateway.errors import Fault, fault_of
 from shared.telemetry import tracer
 
 
@@ -28,6 +29,8 @@ class Exchange:
 
     def failed(self, fault: Fault) -> None:
         self.outcome = fault.code
+        if not self.span.is_recording():
+            return
         self.span.set_attribute("error.type", fault.code)
         self.span.set_attribute("http.response.status_code", fault.status)
         if fault.status >= 500:
@@ -35,6 +38,8 @@ class Exchange:
 
     def cancelled(self) -> None:
         self.outcome = "cancelled"
+        if not self.span.is_recording():
+            return
         self.span.set_attribute("error.type", "cancelled")
         self.span.set_status(Status(StatusCode.ERROR, "the client went away"))
 
@@ -46,12 +51,21 @@ class Exchange:
     def traced(self, request: web.BaseRequest, operation: str) -> Iterator[None]:
         """The request's root span, under the client's ``traceparent`` where it sent one."""
         parent = propagate.extract(request.headers)
-        attributes = {"http.request.method": request.method, "url.path": request.path, "gen_ai.operation.name": operation}
+        name = f"{request.method} {request.path}"
         with tracer().start_as_current_span(
-            f"{request.method} {request.path}", parent, SpanKind.SERVER, attributes, record_exception=False
+            name, parent, SpanKind.SERVER, record_exception=False, set_status_on_exception=False
         ) as span:
             self.span = span
-            yield
+            span.set_attributes({"http.request.method": request.method, "url.path": request.path})
+            span.set_attribute("gen_ai.operation.name", operation)
+            try:
+                yield
+            except (asyncio.CancelledError, ConnectionError):
+                self.cancelled()
+                raise
+            except Exception as error:
+                self.failed(fault_of(error))
+                raise
 
     def describe(self, model: str, answer: Answer) -> None:
         """What was answered, in the words of OpenTelemetry's conventions for generative AI."""

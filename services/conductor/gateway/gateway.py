@@ -18,10 +18,10 @@ from services.conductor.gateway.answer import Answer
 from services.conductor.gateway.ask import Ask, ask_chat, ask_completion
 from services.conductor.gateway.body import ChatBody, CompletionBody, clip, decode_body
 from services.conductor.gateway.completions import Delivery
-from services.conductor.gateway.errors import Fault, HttpError, fault_of
+from services.conductor.gateway.errors import HttpError, fault_of
 from services.conductor.gateway.exchange import Exchange
 from services.conductor.gateway.generations import Generations
-from services.conductor.gateway.http import JSON, error_response, json_response, read_body, request_id
+from services.conductor.gateway.http import error_response, json_response, read_body, request_id
 from services.conductor.gateway.offload import Offload
 from services.conductor.gateway.prompts import Limits, Prepared, prepare, salted
 from services.conductor.gateway.shapes import ChatShape, Head, TextShape, model_list, model_object
@@ -87,10 +87,7 @@ class Gateway:
         exchange = Exchange(request_id(request.headers.get("X-Request-Id")), "unknown", time.monotonic())
         try:
             return await self._route(request, exchange)
-        except ConnectionError:
-            exchange.cancelled()
-            raise
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ConnectionError):
             exchange.cancelled()
             raise
         except Exception as error:
@@ -116,8 +113,9 @@ class Gateway:
 
     async def _route(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
         path = request.path
+        handler: Handler = self._model
         if path.startswith(MODELS + "/"):
-            exchange.route, method, handler = "model", "GET", self._model
+            exchange.route, method = "model", "GET"
         elif path in self._routes:
             exchange.route, method, handler = self._routes[path]
         else:

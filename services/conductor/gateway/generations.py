@@ -76,4 +76,3 @@ class Generations:
             if close is not None:
                 await close()
             self._gauge.dec()
-

@@ -39,9 +39,7 @@ def request_id(claimed: str | None) -> str:
 
 
 def json_response(body: bytes, id: str, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(
-        body=body, status=status, headers={"Content-Type": JSON, REQUEST_ID: id} | (headers or {})
-    )
+    return web.Response(body=body, status=status, headers={"Content-Type": JSON, REQUEST_ID: id} | (headers or {}))
 
 
 def error_response(fault: Fault, id: str) -> web.Response:
@@ -60,25 +58,25 @@ class Connection(RequestHandler):
         self._stall_timer: asyncio.TimerHandle | None = None
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._head_timer = _cancelled(self._head_timer)
-        self._stall_timer = _cancelled(self._stall_timer)
+        self._await_head(False)
+        self._await_reader(False)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         before = self._request_count
         super().data_received(data)
         if self._request_count != before:
-            self._head_timer = _cancelled(self._head_timer)
+            self._await_head(False)
         elif self._head_timer is None and self._idle():
-            self._head_timer = self._loop.call_later(self._deadlines.head, self._head_late)
+            self._await_head(True)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stall_timer = self._loop.call_later(self._deadlines.stall, self._stalled)
+        self._await_reader(True)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stall_timer = _cancelled(self._stall_timer)
+        self._await_reader(False)
 
     def handle_error(
         self,
@@ -104,6 +102,16 @@ class Connection(RequestHandler):
         """No request is being answered or waits to be."""
         return self._current_request is None and not self._messages
 
+    def _await_head(self, on: bool) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        self._head_timer = self._loop.call_later(self._deadlines.head, self._head_late) if on else None
+
+    def _await_reader(self, on: bool) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+        self._stall_timer = self._loop.call_later(self._deadlines.stall, self._stalled) if on else None
+
     def _head_late(self) -> None:
         self._head_timer = None
         if not self._idle() or self.transport is None:
@@ -122,11 +130,6 @@ class Connection(RequestHandler):
         metrics.STALLED.inc()
         if self.transport is not None:
             self.transport.abort()
-
-
-def _cancelled(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()
 
 
 class Server(web.Server):

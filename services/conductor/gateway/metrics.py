@@ -10,9 +10,7 @@ LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.
 REQUESTS = counter("gateway_requests", "Requests answered, by route and outcome.", ["route", "outcome"])
 DURATION = histogram("gateway_request_seconds", "From a request's head to its last byte.", ["route"], LONG)
 TTFT = histogram("gateway_ttft_seconds", "From a request's head to its first token, all of the way.", (), LONG)
-TBT = histogram(
-    "gateway_tbt_worst_tenth_seconds", "Per choice: mean of the worst tenth of the times between tokens."
-)
+TBT = histogram("gateway_tbt_worst_tenth_seconds", "Per choice: mean of the worst tenth of the times between tokens.")
 TOKENIZE = histogram("gateway_tokenize_seconds", "Tokenizing and hashing, the wait for a thread included.")
 PROMPT_TOKENS = counter("gateway_prompt_tokens", "Prompt tokens of answered requests.")
 CACHED_TOKENS = counter("gateway_cached_prompt_tokens", "Prompt tokens that were not computed again.")

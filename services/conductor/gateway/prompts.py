@@ -54,7 +54,7 @@ def _tokens(prompt: Prompt, tokenizer: Tokenizer, ask: Ask) -> Tokens:
     if isinstance(prompt, np.ndarray):
         highest = int(prompt.max())
         if highest >= tokenizer.vocabulary:
-            message = f"token id {highest} is out of range; the model has {tokenizer.vocabulary} tokens"
+            message = f"'{ask.field}' has the token id {highest}; the model has {tokenizer.vocabulary} tokens"
             raise InvalidInput(message, field=ask.field)
         return prompt
     tokens = tokenizer.text(prompt) if isinstance(prompt, str) else tokenizer.chat(prompt)

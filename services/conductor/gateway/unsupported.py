@@ -9,11 +9,6 @@ from shared.errors import InvalidInput
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "logit_bias": ({},),
     "logprobs": (False,),
     "top_logprobs": (0,),
     "response_format": ({"type": "text"},),

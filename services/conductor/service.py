@@ -1,0 +1,140 @@
+"""A conductor put together: bus, metadata, index mirror, dispatcher, gateway; and how it starts and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.conductor.dispatch import MeshDispatcher
+from services.conductor.gateway.gateway import Gateway, GatewayOptions
+from services.conductor.gateway.http import Deadlines
+from services.conductor.gateway.offload import Offload
+from services.conductor.gateway.server import GatewayServer, Listen
+from services.conductor.gateway.tenants import Tenants
+from services.conductor.gateway.tokenizer import Tokenizer
+from services.conductor.settings import ConductorSettings
+from shared.fingerprint import tokenizer_fingerprint
+from shared.heartbeat import Heartbeat
+from shared.index.mirroring import IndexMirror
+from shared.index.sweeping import Sweeper
+from shared.messages import Ref
+from shared.metadata import Metadata
+from shared.metrics_server import MetricsServer
+from shared.model import resolve_model, served_name
+from shared.nats_bus import NatsBus
+from shared.records import ConductorRecord
+from shared.telemetry import log
+
+logger = log("conductor")
+
+
+class Stopping:
+    """Told twice at most: the first time to drain, the second time to be quick about it."""
+
+    def __init__(self) -> None:
+        self.drain = asyncio.Event()
+        self.now = asyncio.Event()
+
+    def tell(self) -> None:
+        (self.now if self.drain.is_set() else self.drain).set()
+
+
+@dataclass(frozen=True)
+class Words:
+    """What the conductor needs of the model: its tokenizer, and that tokenizer's fingerprint."""
+
+    tokenizer: Tokenizer
+    fingerprint: str
+
+
+def load_words(model: str) -> Words:
+    """Blocking. Raises ConfigError for a model that is not to be had, or has no tokenizer."""
+    folder = resolve_model(model)
+    return Words(Tokenizer.load(folder), tokenizer_fingerprint(folder))
+
+
+async def run(settings: ConductorSettings, stopping: Stopping) -> None:
+    """Serve until told to stop, then drain. Starts without NATS and Redis, and is not ready until they are there."""
+    words = await asyncio.to_thread(load_words, settings.model)
+    async with conductor(settings, words) as server:
+        logger.info("conductor listening", url=server.url)
+        await stopping.drain.wait()
+        await drain(server, settings, stopping)
+
+
+async def drain(server: GatewayServer, settings: ConductorSettings, stopping: Stopping) -> None:
+    """Readiness falls first; then the streams end by themselves, or at the timeout, or when told to stop again."""
+
+    async def gently() -> None:
+        deadline = time.monotonic() + settings.drain_delay_s
+        await server.drain(settings.drain_timeout_s)
+        await asyncio.sleep(deadline - time.monotonic())
+
+    tasks = [asyncio.create_task(gently()), asyncio.create_task(stopping.now.wait())]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+@asynccontextmanager
+async def conductor(settings: ConductorSettings, words: Words) -> AsyncIterator[GatewayServer]:
+    """All parts, each closed before what it stands on."""
+    me = Ref(settings.id or uuid.uuid4().hex, secrets.randbits(63))
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(MetricsServer(settings.metrics_host, settings.metrics_port))
+        dispatcher = await _dispatcher(settings, me, stack)
+        offload = Offload(settings.tokenizer_threads, settings.tokenizer_backlog, settings.tokenizer_backlog_bytes)
+        stack.callback(offload.close)
+        tenants = _tenants(settings.api_keys)
+        gateway = Gateway(dispatcher, words.tokenizer, tenants, offload, _options(settings, words))
+        server = await stack.enter_async_context(GatewayServer(gateway, _listen(settings)))
+        heartbeat = _heartbeat(settings, me, server.url)
+        heartbeat.start()
+        stack.push_async_callback(asyncio.to_thread, heartbeat.stop)
+        yield server
+
+
+async def _dispatcher(settings: ConductorSettings, me: Ref, stack: AsyncExitStack) -> MeshDispatcher:
+    metadata = await stack.enter_async_context(await Metadata.connect(settings.redis, settings.mesh, timeout=0))
+    bus = await NatsBus.connect(settings.nats, settings.mesh, name=f"conductor-{me.id}", timeout=0)
+    await stack.enter_async_context(bus)
+    mirror = await stack.enter_async_context(IndexMirror(settings.redis, settings.mesh))
+    await stack.enter_async_context(Sweeper(metadata, settings.mesh, owner=me.id))
+    dispatcher = MeshDispatcher(settings, bus, me, matcher=mirror, metadata=metadata)
+    stack.push_async_callback(dispatcher.close)
+    await dispatcher.start()
+    return dispatcher
+
+
+def _tenants(path: str) -> Tenants:
+    return Tenants(Path(path).expanduser() if path else None, time.monotonic)
+
+
+def _heartbeat(settings: ConductorSettings, me: Ref, url: str) -> Heartbeat:
+    record = ConductorRecord(ref=me, node=settings.node, url=url, pid=os.getpid())
+    return Heartbeat(settings.redis, settings.mesh, lambda: record)
+
+
+def _options(settings: ConductorSettings, words: Words) -> GatewayOptions:
+    return GatewayOptions(
+        model=settings.served_model_name or served_name(settings.model),
+        tokenizer_print=words.fingerprint,
+        default_max_tokens=settings.default_max_tokens,
+        max_body_bytes=settings.max_body_bytes,
+        body_timeout=settings.body_timeout_s,
+        request_timeout=settings.request_timeout_s,
+    )
+
+
+def _listen(settings: ConductorSettings) -> Listen:
+    deadlines = Deadlines(
+        settings.head_timeout_s, settings.body_timeout_s, settings.stall_timeout_s, settings.idle_timeout_s
+    )
+    return Listen(settings.host, settings.port, deadlines)

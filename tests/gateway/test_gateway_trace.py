@@ -1,0 +1,104 @@
+"""ACCEPTANCE E1, the gateway's part: one trace, under the client's, and every span ends with a status."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from services.conductor.gateway import exchange, gateway
+from shared.errors import AttemptFailed
+from tests.gateway.fakes import CHAT, MODEL, Api, Script, until
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+UNSAMPLED = PARENT[:-2] + "00"
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+    """A provider of the test's own: the process-wide one can be set only once."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    for module in (exchange, gateway):
+        monkeypatch.setattr(module, "tracer", lambda: provider.get_tracer("test"))
+    yield exporter
+    provider.shutdown()
+
+
+def named(spans: InMemorySpanExporter, name: str) -> ReadableSpan:
+    [span] = [span for span in spans.get_finished_spans() if span.name == name]
+    return span
+
+
+async def chat(api: Api, parent: str, **more: Any) -> int:
+    headers = {"traceparent": parent, "Connection": "close"}
+    async with api.http.post(api.server.url + "/v1/chat/completions", json=CHAT | more, headers=headers) as response:
+        await response.read()
+        return response.status
+
+
+async def test_the_clients_trace_goes_on(api: Api, spans: InMemorySpanExporter) -> None:
+    api.says("Paris.", cached=4)
+    assert await chat(api, PARENT) == 200
+    root, tokenize = named(spans, "POST /v1/chat/completions"), named(spans, "tokenize")
+    assert root.context is not None and tokenize.parent is not None and root.parent is not None
+    assert format(root.context.trace_id, "032x") == PARENT.split("-")[1]
+    assert format(root.parent.span_id, "016x") == PARENT.split("-")[2]
+    assert tokenize.parent.span_id == root.context.span_id
+    attributes = dict(root.attributes or {})
+    assert attributes["gen_ai.operation.name"] == "chat"
+    assert attributes["gen_ai.request.model"] == MODEL
+    assert attributes["gen_ai.response.finish_reasons"] == ("stop",)
+    assert attributes["mooncake.cached_tokens"] == 4
+
+
+async def test_the_clients_sampling_flag_is_respected(api: Api, spans: InMemorySpanExporter) -> None:
+    assert await chat(api, UNSAMPLED) == 200
+    assert spans.get_finished_spans() == ()
+
+
+async def test_a_broken_traceparent_starts_a_new_trace(api: Api, spans: InMemorySpanExporter) -> None:
+    assert await chat(api, "00-zz-../../x") == 200
+    assert named(spans, "POST /v1/chat/completions").parent is None
+
+
+async def test_the_dispatcher_works_inside_the_trace(api: Api, spans: InMemorySpanExporter) -> None:
+    seen: list[int] = []
+
+    def script(_: object) -> Script:
+        seen.append(trace.get_current_span().get_span_context().trace_id)
+        return Script([2], finish="stop")
+
+    api.dispatcher.scripts = script
+    await chat(api, PARENT)
+    assert [format(one, "032x") for one in seen] == [PARENT.split("-")[1]]
+
+
+async def test_refused_failed_and_cancelled_requests_end_their_spans(api: Api, spans: InMemorySpanExporter) -> None:
+    assert await chat(api, PARENT, max_tokens=0) == 400
+    refused = named(spans, "POST /v1/chat/completions")
+    assert dict(refused.attributes or {})["error.type"] == "invalid_input"
+    assert refused.status.status_code is StatusCode.UNSET  # the client's fault is no error of ours
+    spans.clear()
+    api.dispatcher.script = Script(api.ids("a"), error=AttemptFailed("gone"))
+    await chat(api, PARENT, stream=True)
+    assert named(spans, "POST /v1/chat/completions").status.status_code is StatusCode.ERROR
+    spans.clear()
+    api.dispatcher.script = Script([4], delay=60)
+    response = api.http.post(
+        api.server.url + "/v1/chat/completions", json=CHAT, timeout=aiohttp.ClientTimeout(total=0.1)
+    )
+    with pytest.raises(TimeoutError):
+        await response
+    await until(lambda: api.gateway.in_flight == 0)
+    await until(lambda: len(spans.get_finished_spans()) > 1)
+    cancelled = named(spans, "POST /v1/chat/completions")
+    assert dict(cancelled.attributes or {})["error.type"] == "cancelled"
+    assert cancelled.status.status_code is StatusCode.ERROR
