@@ -20,7 +20,9 @@ def main() -> None:
     setup(DECODE, settings)
 
     async def connect(namespace: Namespace) -> StoreClient:
-        return await StoreClient.connect(settings.agent, namespace)
+        return await StoreClient.connect(
+            settings.agent, namespace, owner_name=f"decode {settings.node}", secret=settings.secret, timeout=1.0
+        )
 
     def build(parts: Parts) -> Decode:
         return Decode(parts.ref, parts.bus, parts.store, parts.engine, parts.compute, settings)

@@ -121,7 +121,9 @@ class DecodeJob(Job):
             try:
                 yield await asyncio.shield(opening)
             finally:
-                await settle(self.service.spawn(self._close(opening)))
+                closing = self.service.spawn(self._close(opening))
+                if opening.done():
+                    await settle(closing)
 
     async def _close(self, opening: asyncio.Future[Landing]) -> None:
         with contextlib.suppress(MooncakeError):  # never opened, or the agent is gone

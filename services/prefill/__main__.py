@@ -20,7 +20,9 @@ def main() -> None:
     setup(PREFILL, settings)
 
     async def connect(namespace: Namespace) -> StoreClient:
-        return await StoreClient.connect(settings.agent, namespace)
+        return await StoreClient.connect(
+            settings.agent, namespace, owner_name=f"prefill {settings.node}", secret=settings.secret, timeout=1.0
+        )
 
     def build(parts: Parts) -> Prefill:
         return Prefill(parts.ref, parts.bus, parts.store, parts.engine, parts.compute, parts.prefill_model, settings)

@@ -23,7 +23,8 @@ class PromptBlocks:
         self.state = [Block.OURS] * prompt.blocks
         self.slots = [-1] * prompt.blocks
         self._held: list[Held | None] = [None] * prompt.blocks
-        self.local = self.fetched = 0
+        self.local_blocks = self.fetched_blocks = 0
+        self._fetched: set[int] = set()
         self._spare: int | None = None
 
     @property
@@ -36,12 +37,24 @@ class PromptBlocks:
         return [i for i, state in enumerate(self.state) if state is Block.READY]
 
     async def find(self) -> None:
-        """Hold what the local pool has."""
-        keys = self.prompt.keys
-        if keys:
-            for block, held in enumerate(await self._holds.take(self._store.lease(keys, self._owner))):
+        """While queued: touch and softly hold what the local pool has."""
+        await self._lease(PoolClass.PREFETCH)
+
+    async def harden(self) -> None:
+        """Computing is near: hold for good what is still here, and let go of the soft holds."""
+        soft = [held for held in self._held if held is not None]
+        self.state = [Block.OURS] * self.prompt.blocks
+        self.slots = [-1] * self.prompt.blocks
+        self._held = [None] * self.prompt.blocks
+        await self._lease(PoolClass.PREFILL)
+        await self._holds.release(soft)
+        self.fetched_blocks = len(self._fetched.intersection(self.ready))
+        self.local_blocks = len(self.ready) - self.fetched_blocks
+
+    async def _lease(self, pool_class: PoolClass) -> None:
+        if keys := self.prompt.keys:
+            for block, held in enumerate(await self._holds.take(self._store.lease(keys, self._owner, pool_class))):
                 self._set_ready(block, held)
-        self.local = len(self.ready)
 
     async def fetch(self, blocks: int, sources: Sequence[str], timeout: float) -> None:
         """Have the first ``blocks`` blocks brought here; what cannot be had is computed later."""
@@ -52,7 +65,8 @@ class PromptBlocks:
         call = self._store.fetch(keys, parent, sources, self._owner, PoolClass.PREFETCH, timeout)
         for block, fetched in enumerate(await self._holds.take(call), start=lead):
             self._set_ready(block, fetched.held)
-            self.fetched += fetched.bytes > 0
+            if fetched.bytes > 0:
+                self._fetched.add(block)
 
     async def reserve(self) -> list[int]:
         """Slots for all that is not ready. Returns blocks that turned out to be ready. Raises PoolFull, DoesNotFit."""
@@ -70,7 +84,7 @@ class PromptBlocks:
         for block, held in zip(blocks, await self._holds.take(call), strict=True):
             if held.kind is Kind.PRESENT:
                 self._set_ready(block, held)
-                self.local += 1
+                self.local_blocks += 1
             else:
                 self._held[block], self.slots[block] = held, held.slot
                 self.state[block] = Block.OURS if held.kind is Kind.NEW else Block.AWAITED
@@ -81,7 +95,7 @@ class PromptBlocks:
         held = await self._holds.take(self._store.wait(self.prompt.keys[block], self._owner, WAIT_S))
         if held is not None:
             self._set_ready(block, held)
-            self.local += 1
+            self.local_blocks += 1
             return True
         if await self._reserve([block]):
             return True

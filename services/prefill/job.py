@@ -42,6 +42,7 @@ class PrefillJob(Job):
         async with self.holds:
             await self._find_prefix()
             await self.service.turns.near(self.key)
+            await self.blocks.harden()
             output, usage = await self._prefill()
         if output.finish:
             self.service.spawn(self._release_decode(output, usage))
@@ -61,7 +62,7 @@ class PrefillJob(Job):
             async with self.service.fetching:
                 await self.blocks.fetch(self.submit.fetch_blocks, ids, self.service.settings.fetch_timeout_s)
             self._progress()
-            span.set_attribute("mooncake.fetched_blocks", self.blocks.fetched)
+            span.set_attribute("mooncake.ready_blocks", len(self.blocks.ready))
 
     def _progress(self) -> None:
         size = self.prompt.block_size
@@ -96,8 +97,8 @@ class PrefillJob(Job):
         self.service.first_token(began - self.arrived, ended - began)
         usage = Usage(
             cached_tokens=min(len(self.prompt) - self.computed, self.prompt.prompt_tokens - 1),
-            local_blocks=self.blocks.local,
-            fetched_blocks=self.blocks.fetched,
+            local_blocks=self.blocks.local_blocks,
+            fetched_blocks=self.blocks.fetched_blocks,
             queue_ms=1000 * (began - self.arrived),
             prefill_ms=1000 * (ended - began),
         )

@@ -43,10 +43,9 @@ class Streamer:
         self._wake.set()
 
     def need(self, runs: Iterable[Run]) -> None:
-        """Decode could not get these blocks itself."""
-        runs = list(runs)
-        self._have -= {run.block for run in runs}
-        self.add(runs)
+        """Decode could not get these whole blocks itself. They stay left out of what else is added."""
+        self._pending += runs
+        self._wake.set()
 
     async def run(self) -> None:
         """For ever, until cancelled."""

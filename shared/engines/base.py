@@ -192,8 +192,11 @@ class KVStore(Protocol):
     def closed(self) -> bool:
         """True once the agent is gone."""
 
-    async def lease(self, keys: Sequence[bytes], owner: Owner) -> list[Held | None]:
-        """Hold committed blocks of the local pool; None where absent. Touches leaf first."""
+    async def lease(
+        self, keys: Sequence[bytes], owner: Owner, pool_class: PoolClass = PoolClass.GROWTH
+    ) -> list[Held | None]:
+        """Hold committed blocks of the local pool; None where absent. Touches leaf first. Holds of class PREFETCH are soft:
+        they keep a block only until a stronger class needs the room."""
 
     async def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Local presence; neither leases nor touches."""

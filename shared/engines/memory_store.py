@@ -181,7 +181,9 @@ class MemoryStore:
             raise AgentGone("the agent is gone")
         return self.node
 
-    async def lease(self, keys: Sequence[bytes], owner: Owner) -> list[Held | None]:
+    async def lease(
+        self, keys: Sequence[bytes], owner: Owner, pool_class: PoolClass = PoolClass.GROWTH
+    ) -> list[Held | None]:
         return [self._alive().present(key) for key in keys]
 
     async def contains(self, keys: Sequence[bytes]) -> list[bool]:

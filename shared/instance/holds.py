@@ -14,6 +14,9 @@ from shared.telemetry import held_gauge
 
 T = TypeVar("T")
 
+_late: set[asyncio.Future[None]] = set()
+"""Calls whose callers have gone; referenced here until they have answered."""
+
 
 def slots_of(answer: Any) -> list[Held]:
     """The holds inside any answer of the store."""
@@ -29,14 +32,13 @@ def slots_of(answer: Any) -> list[Held]:
 class Holds:
     """Async context manager: at its end every slot that came through :meth:`take` is released.
 
-    A store call outlives the cancellation of its caller (the agent may have granted already), so its late answer is
-    released as well.
+    A store call outlives the cancellation of its caller (the agent may have granted already); what it still brings is
+    released when it comes.
     """
 
     def __init__(self, store: KVStore, role: str) -> None:
         self.store = store
         self._held: dict[int, Held] = {}
-        self._late: set[asyncio.Task[Any]] = set()
         self._gauge = held_gauge(f"{role}_slots")
 
     def __len__(self) -> int:
@@ -48,7 +50,9 @@ class Holds:
         try:
             answer = await asyncio.shield(task)
         except asyncio.CancelledError:
-            self._late.add(task)
+            late = asyncio.ensure_future(self._release_late(task))
+            _late.add(late)
+            late.add_done_callback(_late.discard)
             raise
         self.add(slots_of(answer))
         return answer
@@ -69,9 +73,6 @@ class Holds:
 
     async def close(self) -> None:
         await self.release(list(self._held.values()))
-        if self._late:
-            late, self._late = self._late, set()
-            await asyncio.gather(*(self._release_late(task) for task in late))
 
     async def _release_late(self, task: asyncio.Task[Any]) -> None:
         with contextlib.suppress(Exception):

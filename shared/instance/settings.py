@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from shared.config import CommonSettings
+from shared.config import SECRET, CommonSettings
 
 
 class InstanceSettings(CommonSettings, frozen=True, kw_only=True):
@@ -17,6 +17,9 @@ class InstanceSettings(CommonSettings, frozen=True, kw_only=True):
     agent: Annotated[
         str, Meta(description="Unix socket of the node's store agent; a leading @ means the abstract namespace.")
     ] = "@mooncake-store"
+    secret: Annotated[
+        str, Meta(description="Shared secret of all agents and engines of the mesh.", extra=SECRET, max_length=1024)
+    ] = ""
     engine: Annotated[Literal["transformers"], Meta(description="What computes.")] = "transformers"
     model: Annotated[str, Meta(description="Model folder or hub id; empty: the default model.")] = ""
     served_name: Annotated[str, Meta(description="Name under which clients ask for it; empty: the model's own.")] = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from shared.engines.local import LocalRunner
 from shared.engines.memory_engine import MemoryEngine
 from shared.engines.memory_store import MemoryNetwork, MemoryNode, MemoryStore
 from shared.errors import MooncakeError, Unavailable
-from shared.instance.compute import InlineCompute
+from shared.instance.compute import InlineCompute, settle
 from shared.latency import PrefillModel
 from shared.memory_bus import Faults, MemoryBus, MemoryConnection
 from shared.messages import (
@@ -264,6 +264,17 @@ class Gateway:
                 await self.bus.send(ref.id, Cancel(**self.header(stream, ref)))
 
 
+class SlowCompute(InlineCompute):
+    """Steps take ``seconds`` of virtual time; a cancelled caller is kept until its step is over."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    async def run(self, step: Callable[[], T]) -> T:
+        await settle(asyncio.ensure_future(asyncio.sleep(self.seconds)))
+        return await super().run(step)
+
+
 class Mesh:
     """``prefills`` and ``decodes``, each on a node of its own unless ``shared_node``."""
 
@@ -277,11 +288,12 @@ class Mesh:
         faults: Faults = NO_FAULTS,
         prefill: PrefillSettings = PREFILL,
         decode: DecodeSettings = DECODE,
+        step_s: float = 0.0,
     ) -> None:
         self.net, self.network = MemoryBus(seed, faults), MemoryNetwork()
         self.namespace = MemoryEngine(block_size=BLOCK).namespace
         self.slots, self.sizes = slots, (prefills, decodes)
-        self.settings = prefill, decode
+        self.settings, self.step_s = (prefill, decode), step_s
         self.nodes: list[MemoryNode] = []
         self.prefills: list[Prefill] = []
         self.decodes: list[Decode] = []
@@ -324,14 +336,14 @@ class Mesh:
     async def prefill(self, name: str, store: MemoryStore | None = None) -> Prefill:
         store, bus = store or self.node(name), self.net.join(name)
         ref, model = Ref(name, next(self.incarnations)), PrefillModel(0.001, 0.0001, 0.0)
-        service = Prefill(ref, bus, store, self.engine(store), InlineCompute(), model, self.settings[0])
+        service = Prefill(ref, bus, store, self.engine(store), SlowCompute(self.step_s), model, self.settings[0])
         await self.start(service, bus)
         return service
 
     async def decode(self, name: str, store: MemoryStore | None = None) -> Decode:
         store, bus = store or self.node(name), self.net.join(name)
         ref = Ref(name, next(self.incarnations))
-        service = Decode(ref, bus, store, self.engine(store), InlineCompute(), self.settings[1])
+        service = Decode(ref, bus, store, self.engine(store), SlowCompute(self.step_s), self.settings[1])
         await self.start(service, bus)
         return service
 
