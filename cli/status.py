@@ -16,6 +16,9 @@ from cli.api import DEFAULT_URL, Api, ApiError
 from cli.console import out, print_json
 
 GOOD = {"ready", "ok", "live", "alive", "healthy"}
+WIDE = 160
+"""Columns where there is no terminal to ask."""
+
 BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -50,35 +53,36 @@ def name_of(record: dict[str, Any]) -> str:
 
 
 def state_of(record: dict[str, Any]) -> Text:
-    state = str(record.get("state") or ("draining" if record.get("load", {}).get("draining") else "-"))
+    load = record.get("load") or {}
+    state = str(record.get("state") or ("draining" if load.get("draining") else "-"))
     return Text(state, style="green" if state in GOOD else "dim" if state == "-" else "red")
 
 
 def instances(records: Iterable[dict[str, Any]]) -> Table:
-    table = Table("instance", "role", "node", "state", title="Instances", title_justify="left", box=None)
-    for column in ("queued", "tokens queued", "running", "KV tokens", "free blocks", "steps"):
+    """Fits 80 columns with the names that ``mooncake up`` gives."""
+    table = Table("instance", "node", "state", title="Instances", title_justify="left", box=None)
+    for column in ("queued", "running", "KV tokens", "free blocks"):
         table.add_column(column, justify="right")
     for record in sorted(records, key=lambda r: (str(r.get("role")), name_of(r))):
         load = record.get("load") or {}
+        queued = cell(load.get("queued", 0)) + (f" ({tokens} tok)" if (tokens := load.get("queued_tokens")) else "")
         room = f"{load.get('room_blocks', 0)}/{load.get('total_blocks', 0)}"
-        counts = [cell(load.get(key, 0)) for key in ("queued", "queued_tokens", "running", "kv_tokens")]
-        row = [name_of(record), cell(record.get("role")), cell(record.get("node"))]
-        table.add_row(*row, state_of(record), *counts, room, cell(load.get("progress", 0)))
+        counts = [queued, cell(load.get("running", 0)), cell(load.get("kv_tokens", 0)), room]
+        table.add_row(name_of(record), cell(record.get("node")), state_of(record), *counts)
     return table
 
 
 def agents(records: Iterable[dict[str, Any]]) -> Table:
-    table = Table("agent", "node", "state", title="Store agents", title_justify="left", box=None)
+    table = Table("agent", title="Store agents", title_justify="left", box=None)
     for column in ("blocks", "in use", "pool", "outgoing", "held"):
         table.add_column(column, justify="right")
     for record in sorted(records, key=name_of):
         used, slots = int(record.get("used") or 0), int(record.get("slots") or 0)
         size = int(record.get("slot_bytes") or 0)
-        row = [name_of(record), cell(record.get("node"))]
         pool = bytes_text(slots * size) if slots else "-"
         backlog = bytes_text(int(record.get("backlog_bytes") or 0))
         share = f"{100 * used / max(slots, 1):.0f} %"
-        table.add_row(*row, state_of(record), f"{used}/{slots}", share, pool, backlog, cell(record.get("held")))
+        table.add_row(name_of(record), f"{used}/{slots}", share, pool, backlog, cell(record.get("held")))
     return table
 
 
@@ -108,7 +112,7 @@ def status(url: str, api_key: str, once: bool, interval: float, as_json: bool) -
     if as_json:
         print_json(cluster)
     elif once or not out.is_terminal:
-        out.print(render(cluster, url))
+        out.print(render(cluster, url), width=None if out.is_terminal else WIDE)
     else:
         _live(api, cluster, interval)
 
