@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Collection
 from typing import Any
 
 from rich.console import Console
@@ -23,12 +24,15 @@ def print_json(value: Any) -> None:
 class Lines:
     """Log lines of many processes on stderr, each with the name of its process in a colour of its own."""
 
-    def __init__(self, width: int = 12) -> None:
+    def __init__(self, hidden: Collection[str] = (), width: int = 12) -> None:
+        """``hidden``: processes whose lines are not shown; what happens to them is."""
+        self.hidden = hidden
         self.width = width
         self._colours: dict[str, str] = {}
 
     def line(self, name: str, text: str) -> None:
-        err.print(self._prefix(name) + Text.from_ansi(text), soft_wrap=True)
+        if name not in self.hidden:
+            err.print(self._prefix(name) + Text.from_ansi(text), soft_wrap=True)
 
     def event(self, name: str, text: str, bad: bool = False) -> None:
         err.print(self._prefix(name) + Text(text, style="bold red" if bad else "bold"), soft_wrap=True)

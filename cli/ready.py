@@ -53,7 +53,8 @@ class Ready:
         served, settings = self.plan.wiring.served, self.plan.settings
         if as_json:
             counts = {"prefill": settings.prefill, "decode": settings.decode}
-            print_json({"ready": True, "url": self.url, "model": served, "ready_s": round(seconds, 3), **counts})
+            run = {"url": self.url, "model": served, "mesh_id": self.plan.wiring.mark, "ready_s": round(seconds, 3)}
+            print_json({"ready": True, **run, **counts})
             return
         out.print()
         out.print(Text(f"Ready after {seconds:.1f} s at {self.url}", style="bold green"), soft_wrap=True)

@@ -29,6 +29,8 @@ from shared.setting import settings_of
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PAUSE = 0.1
+TALKERS = ("nats", "redis")
+"""Servers that say much at their start, nothing of it about the mesh."""
 
 
 @click.command(
@@ -64,7 +66,7 @@ class Up:
         self.settings = settings
         self._begin = time.monotonic()
         self._stop = asyncio.Event()
-        self._lines = Lines()
+        self._lines = Lines(() if settings.log_level == "debug" else TALKERS)
 
     async def run(self) -> int:
         """The exit code. Raises MooncakeError when the mesh cannot be brought up."""
