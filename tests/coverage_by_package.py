@@ -20,7 +20,6 @@ def package(path: Path) -> str:
 
 def main() -> int:
     data = coverage.Coverage(config_file=str(ROOT / "pyproject.toml"), messages=False)
-    data.combine(strict=False, keep=True) if list(ROOT.glob(".coverage.*")) else None
     data.load()
     totals: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
     for name in data.get_data().measured_files():
