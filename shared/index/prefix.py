@@ -1,0 +1,296 @@
+"""Who holds how long a prefix of a chain of blocks: the conductor's view of the index, pure.
+
+Chained keys form a forest of runs (a fork points at its parent run and position, so runs never split). Per column (an
+agent) and run one int says what is held. Matching finds the last known key by bisection, walks up the forks and then
+takes a few numpy operations per fork. Keys whose parent is not known are loose until a match shows their chain.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.blocks import KEY
+from shared.index.forest import Forest
+from shared.index.runs import MOST_RUN, Run, bitmap, last, ones, packed, prefix
+
+FEW = 6  # a run with more holders gets a vector of prefix lengths when matched
+MOST_VECTORS = 4096
+COLUMNS = 16
+
+Lengths = npt.NDArray[np.int32]
+
+
+class Effect(NamedTuple):
+    """Of the keys given, those that changed nothing and those that changed only their tier."""
+
+    same: list[bytes]
+    moved: list[bytes]
+
+
+_WHOLE = Effect([], [])
+
+
+class PrefixIndex:
+    """Columns are small integers: ``add_column`` gives one out, ``drop`` takes it back. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.width = COLUMNS
+        self.forest = Forest(self._settle)
+        self.places = self.forest.places
+        self.held: list[dict[Run, int]] = [{} for _ in range(COLUMNS)]
+        self.slow: list[dict[Run, int]] = [{} for _ in range(COLUMNS)]  # of those held, what is not in DRAM: bitmap
+        self.loose_slow: dict[bytes, int] = {}
+        self._free_columns = list(range(COLUMNS - 1, -1, -1))
+        self._vectors: dict[Run, None] = {}
+        self._dropping: list[int] = []
+        self._sweep = 0  # next first byte where dropped columns are taken out of loose keys
+        self._trims: list[Run] = []
+
+    # -- columns --------------------------------------------------------------------------------------------
+
+    def add_column(self) -> int:
+        if not self._free_columns:
+            self._free_columns = list(range(2 * self.width - 1, self.width - 1, -1))
+            self.held += [{} for _ in range(self.width)]
+            self.slow += [{} for _ in range(self.width)]
+            self.width *= 2
+            for run in self._vectors:
+                run.vector = None
+            self._vectors.clear()
+        return self._free_columns.pop()
+
+    def drop(self, column: int) -> None:
+        """Nobody asks for ``column`` any more. Its entries go bit by bit in :meth:`tidy`, then it is free again."""
+        self._dropping.append(column)
+        self._sweep = 0
+
+    def tidy(self, most: int = 256) -> bool:
+        """Forget about ``most`` runs of dropped columns, or one first byte of loose keys. True while there is more."""
+        if not self._dropping:
+            return self._trim_some(most)
+        for column in self._dropping:
+            held = self.held[column]
+            for _ in range(min(most, len(held))):
+                run = next(reversed(held))
+                self._hold(column, run, 0)
+                self._trims.append(run)
+                most -= 1
+            if held:
+                return True
+        if self.places.loose and self._sweep < 256:
+            self._sweep_loose(self._sweep)
+            self._sweep += 1
+            return True
+        self._free_columns += self._dropping
+        self._dropping = []
+        return self._trim_some(most)
+
+    def _trim_some(self, most: int) -> bool:
+        for _ in range(min(most, len(self._trims))):
+            self._trim(self._trims.pop())
+        return bool(self._trims)
+
+    def _sweep_loose(self, byte: int) -> None:
+        keep = ~sum(1 << column for column in self._dropping)
+        for key, place in list(self.places.dicts[byte].items()):
+            if place < 0 and ~place & ~keep:
+                self.places.put_loose(key, ~place & keep)
+                self._mark_loose_slow(key, self.loose_slow.get(key, 0) & keep)
+
+    # -- changes --------------------------------------------------------------------------------------------
+
+    def store(self, column: int, chain: bytes, parent: bytes | None, tier: int = 0) -> Effect:
+        """``column`` holds the blocks of ``chain``, consecutive after ``parent`` (None: in no known order)."""
+        same: list[bytes] = []
+        moved: list[bytes] = []
+        while chain:
+            run, at, n = self.forest.span(chain)
+            if run is None and parent is not None:
+                self.forest.grow(chain, parent)
+                run, at, n = self.forest.span(chain)
+            if run is None:
+                n = 1
+                self._store_loose(column, chain[:KEY], tier, same, moved)
+            else:
+                v = self.held[column].get(run, 0)
+                if 0 <= v <= at and tier == 0:
+                    self._hold(column, run, at + n if v == at else packed(bitmap(v) | (1 << n) - 1 << at))
+                else:
+                    self._store_again(column, run, at, n, tier, same, moved)
+            parent = None if parent is None else chain[n * KEY - KEY : n * KEY]
+            chain = chain[n * KEY :]
+        return Effect(same, moved) if same or moved else _WHOLE
+
+    def _store_again(
+        self, column: int, run: Run, at: int, n: int, tier: int, same: list[bytes], moved: list[bytes]
+    ) -> None:
+        """Some of these blocks may be held already, at one tier or the other."""
+        asked = (1 << n) - 1 << at
+        had, slow = bitmap(self.held[column].get(run, 0)), self.slow[column].get(run, 0)
+        there = had & asked
+        wrong = there & (slow ^ (-1 if tier else 0))
+        moved += map(run.key, ones(wrong))
+        same += map(run.key, ones(there & ~wrong))
+        self._hold(column, run, packed(had | asked))
+        self._mark_slow(column, run, slow | asked if tier else slow & ~asked)
+
+    def _store_loose(self, column: int, key: bytes, tier: int, same: list[bytes], moved: list[bytes]) -> None:
+        holders, slow, bit = self.places.holders(key), self.loose_slow.get(key, 0), 1 << column
+        if holders & bit:
+            (same if bool(slow & bit) == bool(tier) else moved).append(key)
+        self.places.put_loose(key, holders | bit)
+        self._mark_loose_slow(key, slow | bit if tier else slow & ~bit)
+
+    def remove(self, column: int, chain: bytes) -> Effect:
+        """``column`` does not hold these blocks any more (``moved`` of the answer: those that were not in DRAM)."""
+        same: list[bytes] = []
+        moved: list[bytes] = []
+        touched: dict[Run, None] = {}
+        while chain:
+            run, at, n = self.forest.span(chain)
+            if run is None:
+                n = 1
+                self._remove_loose(column, chain[:KEY], same, moved)
+            else:
+                v, slow = self.held[column].get(run, 0), self.slow[column].get(run, 0)
+                asked = (1 << n) - 1 << at
+                if slow & asked:
+                    moved += map(run.key, ones(slow & asked))
+                    self._mark_slow(column, run, slow & ~asked)
+                if 0 <= at < v == at + n:
+                    self._hold(column, run, at)
+                else:
+                    had = bitmap(v)
+                    same += map(run.key, ones(asked & ~had))
+                    self._hold(column, run, packed(had & ~asked))
+                touched[run] = None
+            chain = chain[n * KEY :]
+        for run in touched:
+            self._trim(run)
+        return Effect(same, moved) if same or moved else _WHOLE
+
+    def _remove_loose(self, column: int, key: bytes, same: list[bytes], moved: list[bytes]) -> None:
+        holders, slow, bit = self.places.holders(key), self.loose_slow.get(key, 0), 1 << column
+        if not holders & bit:
+            same.append(key)
+            return
+        if slow & bit:
+            moved.append(key)
+        self.places.put_loose(key, holders & ~bit)
+        self._mark_loose_slow(key, slow & ~bit)
+
+    # -- questions ------------------------------------------------------------------------------------------
+
+    def tier(self, column: int, key: bytes) -> int:
+        """0 in DRAM, 1 not in DRAM, -1 not held."""
+        at = self.places.get(key)
+        if at is None:
+            return -1
+        if at < 0:
+            held, slow = ~at >> column & 1, self.loose_slow.get(key, 0) >> column & 1
+        else:
+            run, position = self.forest.run(at), at & MOST_RUN - 1
+            held = bitmap(self.held[column].get(run, 0)) >> position & 1
+            slow = self.slow[column].get(run, 0) >> position & 1
+        return slow if held else -1
+
+    def match(self, chain: bytes) -> Lengths:
+        """Per column the number of blocks of the prefix of ``chain`` that it holds."""
+        lengths = np.zeros(self.width, np.int32)
+        for run, base, cut in reversed(self.forest.path(chain)):
+            if base < 0:
+                self._match_end(lengths, run, -base, cut)
+                continue
+            vector = run.vector
+            if vector is None and run.who.bit_count() > FEW:
+                vector = self._vector(run)
+            if vector is not None:
+                more = np.minimum(vector, cut)
+                if base:
+                    more *= lengths == base  # only who holds all of the path so far
+                lengths += more
+            else:
+                for column in ones(run.who):
+                    if lengths[column] == base:
+                        lengths[column] = base + min(prefix(self.held[column][run]), cut)
+        return lengths
+
+    def fast(self, chain: bytes, lengths: Lengths) -> Lengths:
+        """Of what :meth:`match` found, the leading blocks that are in DRAM."""
+        if not self.loose_slow and not any(self.slow):
+            return lengths
+        out = lengths.copy()
+        for run, base, cut in self.forest.path(chain):
+            for column in ones(run.who):
+                slow = (self.slow[column].get(run, 0) & (1 << cut) - 1) >> max(0, -base)
+                if slow:
+                    first = max(base, 0) + (slow & -slow).bit_length() - 1
+                    out[column] = min(out[column], first)
+        return out
+
+    def _match_end(self, lengths: Lengths, run: Run, skip: int, cut: int) -> None:
+        """The chain begins inside of ``run``."""
+        for column in ones(run.who):
+            rest = (bitmap(self.held[column][run]) & (1 << cut) - 1) >> skip
+            lengths[column] = prefix(packed(rest))
+
+    # -- what is held ---------------------------------------------------------------------------------------
+
+    def _settle(self, run: Run, position: int, key: bytes, holders: int) -> None:
+        """A loose key gets its place: who holds it now holds that block of the run."""
+        self.places.put_loose(key, 0)
+        slow = self.loose_slow.pop(key, 0)
+        for column in ones(holders):
+            self._hold(column, run, packed(bitmap(self.held[column].get(run, 0)) | 1 << position))
+            if slow >> column & 1:
+                self._mark_slow(column, run, self.slow[column].get(run, 0) | 1 << position)
+
+    def _hold(self, column: int, run: Run, v: int) -> None:
+        if v:
+            self.held[column][run] = v
+            run.who |= 1 << column
+        elif self.held[column].pop(run, 0):
+            run.who &= ~(1 << column)
+            self.slow[column].pop(run, None)
+        if run.vector is not None:
+            run.vector[column] = prefix(v)
+
+    def _mark_slow(self, column: int, run: Run, mask: int) -> None:
+        if mask:
+            self.slow[column][run] = mask
+        else:
+            self.slow[column].pop(run, None)
+
+    def _mark_loose_slow(self, key: bytes, mask: int) -> None:
+        if mask:
+            self.loose_slow[key] = mask
+        else:
+            self.loose_slow.pop(key, None)
+
+    def _vector(self, run: Run) -> npt.NDArray[Any]:
+        vector = run.vector = np.zeros(self.width, np.int32)
+        for column in ones(run.who):
+            vector[column] = prefix(self.held[column][run])
+        if len(self._vectors) >= MOST_VECTORS:
+            oldest = next(iter(self._vectors))
+            del self._vectors[oldest]
+            oldest.vector = None
+        self._vectors[run] = None
+        return vector
+
+    def _trim(self, run: Run | None) -> None:
+        """Forget keys at the end of a run that nobody holds and nothing forks from."""
+        while run is not None and not run.forks and self.forest.exists(run):
+            top, whole = 0, len(run)
+            for column in ones(run.who):
+                top = max(top, last(self.held[column][run]))
+                if top == whole:
+                    return
+            self.forest.cut(run, top)
+            if top:
+                return
+            self._vectors.pop(run, None)
+            run = self.forest.forget(run)

@@ -1,0 +1,74 @@
+"""Runs: consecutive keys of the block tree, and what one column holds of a run, as one int.
+
+``v >= 0``: the first v blocks. ``v < 0``: there are holes, ``~v`` is the bitmap. A prefix is by far the most common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy.typing as npt
+
+from shared.blocks import KEY
+
+SHIFT = 12  # a place is run id << SHIFT | position
+MOST_RUN = 1 << SHIFT
+
+
+class Run:
+    """``keys`` follow each other. The first follows key ``at - 1`` of ``parent``; where parent is None it begins a
+    chain or its parent is not known. ``forks``: runs whose parent this is. ``who``: bitmap of columns that hold any.
+    ``vector``: prefix length per column, where it has been worth keeping one."""
+
+    __slots__ = ("at", "forks", "id", "keys", "parent", "vector", "who")
+
+    def __init__(self, id: int, parent: Run | None, at: int) -> None:
+        self.id = id
+        self.keys = bytearray()
+        self.parent = parent
+        self.at = at
+        self.forks = 0
+        self.who = 0
+        self.vector: npt.NDArray[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.keys) // KEY
+
+    def key(self, position: int) -> bytes:
+        return bytes(self.keys[position * KEY : position * KEY + KEY])
+
+    def follows(self, other: Run) -> bool:
+        """This run is ``other`` or descends from it."""
+        run: Run | None = self
+        while run is not None:
+            if run is other:
+                return True
+            run = run.parent
+        return False
+
+
+def bitmap(v: int) -> int:
+    return (1 << v) - 1 if v >= 0 else ~v
+
+
+def packed(mask: int) -> int:
+    return ~mask if mask & (mask + 1) else mask.bit_length()
+
+
+def prefix(v: int) -> int:
+    """Blocks from the start without a hole."""
+    return v if v >= 0 else (v & -v).bit_length() - 1
+
+
+def last(v: int) -> int:
+    """Blocks up to and with the last one held."""
+    return v if v >= 0 else (~v).bit_length()
+
+
+def ones(mask: int) -> Iterator[int]:
+    """Positions of the bits that are set."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
