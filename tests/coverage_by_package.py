@@ -27,6 +27,8 @@ def main() -> int:
         if not path.is_file() or not path.is_relative_to(ROOT):
             continue
         _, statements, _, missing, _ = data.analysis2(name)
+        if not statements:
+            continue
         for key in (package(path.relative_to(ROOT)), "all"):
             totals[key][0] += len(statements)
             totals[key][1] += len(statements) - len(missing)
