@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.conductor.scheduling.views import Floats, Ints, PrefillView
+from services.conductor.scheduling.views import Ask, Floats, Ints, PrefillView
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,11 @@ class Prices:
     price: Floats
     fetch: Ints
     source: Ints
+
+    def compute(self, ask: Ask) -> Floats:
+        """Seconds of prefill proper on each instance, with the prefix it would have."""
+        prefix = np.where(self.source >= 0, self.fetch, self.view.own)
+        return self.view.seconds(ask.tokens, np.minimum(prefix * ask.block_size, ask.tokens - 1))
 
     def candidates(self, limit: int) -> list[Candidate]:
         """The cheapest, least first."""

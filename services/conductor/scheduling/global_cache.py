@@ -22,7 +22,12 @@ def cheaper_branch(ask: Ask, view: PrefillView, sources: SourceView, threshold: 
 
 
 class GlobalCache(LeastStep):
-    """Least predicted time to first token; equals by queue, then by turn."""
+    """Least predicted time to first token; equals by work, then by queue, then by turn.
+
+    By work: of two that would be equally early, one that waits for a prefix being computed there and one that computes
+    it again, the first leaves the cluster more to give. Small differences in work count as none, or a first block
+    that all prompts share would gather them.
+    """
 
     name = "global_cache"
 
@@ -30,4 +35,7 @@ class GlobalCache(LeastStep):
         return cheaper_branch(ask, view, sources, self.options.threshold)
 
     def choose(self, ask: Ask, prices: Prices) -> int:
-        return first_by(near(prices.price, self.options), prices.view.queue, prices.view.turn)
+        close = near(prices.price, self.options)
+        work = np.where(close, prices.compute(ask), np.inf)
+        slack = self.options.tie_ratio * float(prices.price.min()) + self.options.tie_seconds
+        return first_by(work <= work.min() + slack, prices.view.queue, prices.view.turn)
