@@ -122,7 +122,10 @@ class Supervisor:
             self._say_died(child, code, delay, backoff)
             child.forget()
             await asyncio.sleep(delay)
-            await self._launch(child)
+            try:
+                await self._launch(child)
+            except ConfigError as error:  # no memory or no process number left: perhaps there will be
+                self._report.event(child.spec.name, error.message, bad=True)
 
     def _say_died(self, child: Child, code: int, delay: float, backoff: Backoff) -> None:
         words = f"{exit_words(code)}; starting it again in {delay:.1f} s"

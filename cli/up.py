@@ -115,6 +115,8 @@ class Up:
             self._stop.set()
 
         for number in STOPPING:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # nohup
             asyncio.get_running_loop().add_signal_handler(number, stop)
 
     async def _while_wanted(self, supervisor: Supervisor, work: Awaitable[None]) -> None:
