@@ -196,11 +196,12 @@ async def test_a_silent_connection_is_closed(start: StartApi) -> None:
 
 async def test_errors_of_the_mesh_have_their_status_and_headers(start: StartApi) -> None:
     api = await start()
-    api.dispatcher.refuse = Contended("busy", retry_after_ms=1500)
+    api.dispatcher.refuse = Contended("busy", field="ttft", retry_after_ms=1500)
     status, answer, headers = await api.chat()
     assert status == 429
     assert (headers["Retry-After"], headers["Retry-After-Ms"]) == ("2", "1500")
-    assert assert_envelope(answer, headers)["code"] == "contended"
+    error = assert_envelope(answer, headers)
+    assert (error["code"], error["param"]) == ("contended", None)
 
 
 async def test_health_metrics_and_head_requests(api: Api) -> None:

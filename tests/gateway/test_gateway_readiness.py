@@ -87,6 +87,7 @@ async def test_a_drain_serves_its_streams_and_refuses_the_rest(api: Api) -> None
     status, answer, headers = await api.chat()
     assert (status, answer["error"]["code"]) == (503, "unavailable")
     assert headers["Retry-After"]
+    assert headers["Connection"] == "close"
     assert not drain.done()
     events = await stream
     assert events[-1] == "[DONE]"

@@ -77,6 +77,7 @@ async def test_every_endpoint_of_the_api_wants_a_key(start: StartApi, path: Path
         assert status == 401
         error = assert_envelope(answer, got)
         assert error["code"] == "invalid_api_key"
+        assert got["WWW-Authenticate"] == "Bearer"
         assert "sk-wrong" not in error["message"]
     for url, status in (("/v1/models", 401), ("/cluster", 401), ("/health", 200), ("/ready", 200), ("/metrics", 200)):
         async with api.http.get(api.server.url + url) as response:

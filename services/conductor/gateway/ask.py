@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import random
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,7 @@ class Ask:
         room = context - prompt_tokens
         wanted = self.max_tokens if self.max_tokens is not None else max(1, min(room, default_max), self.min_tokens)
         if wanted > room:
-            message = _too_long(context, prompt_tokens, self.max_tokens, self.field)
+            message = _too_long(context, prompt_tokens, self.max_tokens or self.min_tokens, self.field)
             raise ContextLengthExceeded(message, field=self.field)
         ends = set(self.stop_ids) if self.ignore_eos else set(self.stop_ids) | eos
         return Sampling(
@@ -113,7 +113,7 @@ def _ask(body: Body, field: str, prompts: list[Prompt], max_tokens: int | None) 
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=min(body.top_k or 0, 2**31 - 1),
-        seed=secrets.randbits(62) if body.seed is None else body.seed,
+        seed=random.getrandbits(62) if body.seed is None else body.seed,
         min_p=body.min_p or 0.0,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
@@ -188,8 +188,8 @@ def _prompt(prompt: str | list[Any], where: str) -> Prompt:
     return np.array(prompt, dtype=np.uint32)
 
 
-def _too_long(context: int, prompt: int, completion: int | None, field: str) -> str:
-    if completion is None:
+def _too_long(context: int, prompt: int, completion: int, field: str) -> str:
+    if not completion:
         return f"This model's maximum context length is {context} tokens, but your {field} has {prompt} tokens."
     return (
         f"This model's maximum context length is {context} tokens. However, you requested {prompt + completion} tokens "

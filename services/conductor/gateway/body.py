@@ -50,6 +50,8 @@ class Body(Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_IDS)] | None = None
     ignore_eos: bool | None = None
     user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
     n: Count | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
@@ -82,8 +84,6 @@ class ChatMessage(Struct, forbid_unknown_fields=True):
 class ChatBody(Body, kw_only=True):
     messages: list[ChatMessage]
     max_completion_tokens: Count | None = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None

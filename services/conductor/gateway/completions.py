@@ -21,6 +21,12 @@ SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-
 logger = log("gateway")
 
 
+class EventStream(web.StreamResponse):
+    """Its head waits for the first event: both leave in one packet."""
+
+    _send_headers_immediately = False
+
+
 class Delivery:
     """Takes steps from ``generations``, feeds ``answer``, writes ``shape``. ``timeout``: seconds for all of it.
 
@@ -47,7 +53,7 @@ class Delivery:
 
     async def stream(self, request: web.BaseRequest, include_usage: bool) -> web.StreamResponse:
         """The head is sent with the first token: what fails before it still gets a status of its own."""
-        response = web.StreamResponse(headers=SSE | {REQUEST_ID: self._id})
+        response = EventStream(headers=SSE | {REQUEST_ID: self._id})
         try:
             async with asyncio.timeout(self._timeout):
                 events = self._events(await self._generations.batch())
@@ -56,7 +62,7 @@ class Delivery:
                     await response.write(events)
                     events = self._events(await self._generations.batch())
             usage = self._shape.usage(self._answer.usage()) if include_usage else b""
-            await response.write(events + usage + DONE)
+            await response.write_eof(events + usage + DONE)
         except ConnectionError:
             raise
         except Exception as error:
@@ -88,7 +94,7 @@ class Delivery:
         self.fault = fault_of(error)
         logger.warning("stream broken off", id=self._id, code=self.fault.code, exc_info=self.fault.code == "internal")
         response.force_close()
-        await response.write(error_event(self.fault))
+        await response.write_eof(error_event(self.fault))
 
     def _late(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"the answer was not complete after {self._timeout:g} s")

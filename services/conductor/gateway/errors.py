@@ -40,6 +40,8 @@ class Fault(msgspec.Struct, frozen=True):
     def headers(self) -> dict[str, str]:
         """Retry-After in whole seconds, and the same in milliseconds for clients that know that header."""
         headers = {"Allow": self.allow} if self.allow else {}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
         if self.retry_after_ms:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_ms / 1000)))
             headers["Retry-After-Ms"] = str(self.retry_after_ms)
@@ -74,5 +76,6 @@ def fault_of(error: BaseException) -> Fault:
     for cls, status, kind, code in TABLE:
         if isinstance(error, cls):
             retry = (error.retry_after_ms or DEFAULT_RETRY_MS) if status in RETRIED else 0
-            return Fault(status, kind, code or error.code, error.message, error.field or None, retry)
+            param = error.field or None if kind == INVALID else None  # a field of ours means nothing to the client
+            return Fault(status, kind, code or error.code, error.message, param, retry)
     return Fault(500, SERVER, "internal", "The server had an error while processing the request.")

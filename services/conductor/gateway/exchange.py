@@ -19,8 +19,10 @@ from shared.telemetry import tracer
 
 @dataclass
 class Exchange:
-    """``id`` is the client's to read, and nothing else. ``arrived``: monotonic seconds. ``outcome`` becomes a label."""
+    """``unique`` names the request in the mesh; ``id`` is what the client reads, its own id where it sent a sane one.
+    ``arrived``: monotonic seconds. ``outcome`` becomes a label."""
 
+    unique: str
     id: str
     route: str
     arrived: float

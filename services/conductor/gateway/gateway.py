@@ -21,7 +21,7 @@ from services.conductor.gateway.completions import Delivery
 from services.conductor.gateway.errors import HttpError, fault_of
 from services.conductor.gateway.exchange import Exchange
 from services.conductor.gateway.generations import Generations
-from services.conductor.gateway.http import error_response, json_response, read_body, request_id
+from services.conductor.gateway.http import REQUEST_ID, error_response, json_response, read_body, request_id
 from services.conductor.gateway.offload import Offload
 from services.conductor.gateway.prompts import Limits, Prepared, prepare, salted
 from services.conductor.gateway.shapes import ChatShape, Head, TextShape, model_list, model_object
@@ -37,6 +37,7 @@ logger = log("gateway")
 MODELS = "/v1/models"
 TOKENIZER_MISMATCH = "tokenizer_mismatch"
 DRAINING = "draining"
+LONG_BODY = 64 * 1024  # bytes from which on even parsing would hold up the loop
 KEYS_INVALID = "api_keys_invalid"
 
 
@@ -84,16 +85,20 @@ class Gateway:
         }
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        exchange = Exchange(request_id(request.headers.get("X-Request-Id")), "unknown", time.monotonic())
+        unique = uuid.uuid4().hex
+        exchange = Exchange(unique, request_id(request.headers.get(REQUEST_ID), unique), "unknown", time.monotonic())
         try:
-            return await self._route(request, exchange)
+            response = await self._route(request, exchange)
         except (asyncio.CancelledError, ConnectionError):
             exchange.cancelled()
             raise
         except Exception as error:
-            return self._refuse(error, exchange)
+            response = self._refuse(error, exchange)
         finally:
             exchange.close(time.monotonic())
+        if self.draining:
+            response.force_close()  # the client's next request belongs on another server
+        return response
 
     def readiness(self) -> Readiness:
         """The dispatcher's, and what the gateway itself has against serving."""
@@ -195,7 +200,7 @@ class Gateway:
         self._begin(1)
         try:
             raw = await read_body(request, self._options.max_body_bytes, self._options.body_timeout)
-            ask = parse(raw)
+            ask = await self._offload.run(len(raw), partial(parse, raw)) if len(raw) > LONG_BODY else parse(raw)
             self._check_model(ask.model)
             prepared = await self._prepare(ask, tenant, len(raw))
             return await self._generate(request, exchange, ask, prepared, tenant)
@@ -227,12 +232,14 @@ class Gateway:
     ) -> web.StreamResponse:
         answer = Answer(ask, prepared, self._tokenizer, exchange.arrived)
         generations = [
-            Generation(uuid.uuid4().hex, p.tokens, p.root, p.keys, p.sampling, exchange.arrived, tenant.name)
-            for p in prepared
+            Generation(_id(exchange, i), p.tokens, p.root, p.keys, p.sampling, exchange.arrived, tenant.name)
+            for i, p in enumerate(prepared)
         ]
         try:
             async with Generations(self._dispatcher, generations) as running:
-                delivery = Delivery(running, answer, self._shape(ask), exchange.id, self._options.request_timeout)
+                delivery = Delivery(
+                    running, answer, self._shape(ask, exchange.unique), exchange.id, self._options.request_timeout
+                )
                 if not ask.stream:
                     return await delivery.whole()
                 response = await delivery.stream(request, ask.include_usage)
@@ -243,8 +250,8 @@ class Gateway:
             metrics.observe(answer)
             exchange.describe(self._options.model, answer)
 
-    def _shape(self, ask: Ask) -> ChatShape | TextShape:
-        id = ("chatcmpl-" if ask.chat else "cmpl-") + uuid.uuid4().hex
+    def _shape(self, ask: Ask, unique: str) -> ChatShape | TextShape:
+        id = ("chatcmpl-" if ask.chat else "cmpl-") + unique
         fingerprint = "fp_" + self._dispatcher.namespace.root().hex()[:12]
         head = Head(id, int(time.time()), self._options.model, fingerprint)
         return (ChatShape if ask.chat else TextShape)(head, ask.include_usage)
@@ -255,3 +262,8 @@ class Gateway:
         except (Unavailable, NamespaceMismatch):
             return False
         return bool(self._options.tokenizer_print) and theirs != self._options.tokenizer_print
+
+
+def _id(exchange: Exchange, choice: int) -> str:
+    """Of a generation: the first has the request's own, which the client can read off the answer."""
+    return uuid.uuid4().hex if choice else exchange.unique

@@ -33,9 +33,9 @@ class Deadlines:
     idle: float
 
 
-def request_id(claimed: str | None) -> str:
-    """The client's own id where it is harmless, else a fresh one. Only ever echoed: inside it names nothing."""
-    return claimed if claimed is not None and SANE_ID.fullmatch(claimed) else uuid.uuid4().hex
+def request_id(claimed: str | None, fresh: str) -> str:
+    """The client's own id where it is harmless. Only ever echoed: inside it names nothing."""
+    return claimed if claimed is not None and SANE_ID.fullmatch(claimed) else fresh
 
 
 def json_response(body: bytes, id: str, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
