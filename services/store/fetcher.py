@@ -36,7 +36,7 @@ class Ask:
     open: bool = True
 
     def take(self, key: bytes, outcome: Outcome) -> None:
-        if self.open and key not in self.results:
+        if self.open and (key not in self.results or self.results[key].error):
             self.results[key] = self.hold(key, outcome)
 
     def hold(self, key: bytes, outcome: Outcome) -> Fetched:
@@ -80,41 +80,60 @@ class Fetcher:
             ask.open = False
         return self._in_order(ask, wanted)
 
-    def _in_order(self, ask: Ask, wanted: Sequence[Wanted]) -> list[Fetched]:
+    @staticmethod
+    def _in_order(ask: Ask, wanted: Sequence[Wanted]) -> list[Fetched]:
+        """A key that was asked for twice is held twice."""
         out: list[Fetched] = []
-        late = Fetched(None, error=DeadlineExceeded.code)
-        for i, w in enumerate(wanted):
-            again = any(w.key == earlier.key for earlier in wanted[:i]) if len(ask.results) < len(wanted) else False
-            result = ask.results.get(w.key, late)
-            out.append(ask.hold(w.key, Outcome(error=result.error)) if again else result)
+        seen: set[bytes] = set()
+        for w in wanted:
+            result = ask.results.get(w.key, Fetched(None, error=DeadlineExceeded.code))
+            out.append(ask.hold(w.key, Outcome(error=result.error)) if w.key in seen else result)
+            seen.add(w.key)
         return out
 
     async def _have(self, ask: Ask, wanted: Sequence[Wanted], sources: Sequence[str], deadline: float) -> None:
-        slab, table = ask.slab, self._flights.setdefault(ask.slab.name, FetchTable())
-        flights: list[Flight] = []
+        await self._writers_here(ask.slab, wanted, deadline)
         for w in wanted:
-            if slab.pool.in_progress(w.key) and w.key not in table:  # an engine of this node writes it
-                await slab.settled(w.key, deadline - asyncio.get_running_loop().time())
-        for w in wanted:
-            if slab.pool.find(w.key) is not None:
+            if ask.slab.pool.find(w.key) is not None:
                 ask.take(w.key, Outcome())
-        split = table.split([w.key for w in wanted if w.key not in ask.results])
-        for flight in {id(flight): flight for flight in split.others.values()}.values():
+        missing = [w for w in wanted if w.key not in ask.results]
+        joined = await self._round(ask, missing, sources, deadline)
+        failed = [w for w in missing if w.key in joined and ask.results[w.key].error]
+        if failed:  # in another's flight, perhaps for lack of time: ours may be longer
+            await self._round(ask, failed, sources, deadline)
+
+    async def _writers_here(self, slab: Slab, wanted: Sequence[Wanted], deadline: float) -> None:
+        """What an engine of this node is writing is on its way already."""
+        table = self._table(slab)
+        for w in wanted:
+            if slab.pool.in_progress(w.key) and w.key not in table:
+                await slab.settled(w.key, deadline - asyncio.get_running_loop().time())
+
+    async def _round(
+        self, ask: Ask, wanted: Sequence[Wanted], sources: Sequence[str], deadline: float
+    ) -> dict[bytes, Flight]:
+        """Wait for the flights that bring these blocks; start one for what nobody brings. Returns those joined."""
+        split = self._table(ask.slab).split([w.key for w in wanted])
+        waits = {id(flight): flight for flight in split.others.values()}
+        for flight in waits.values():
             flight.waiting.append((ask, [key for key, other in split.others.items() if other is flight]))
-            flights.append(flight)
         if split.mine:
-            mine = {w.key: w for w in wanted if w.key in set(split.mine)}
-            flight = self._start(ask, list(mine.values()), sources, deadline)
+            by_key = {w.key: w for w in wanted}
+            flight = self._start(ask, [by_key[key] for key in split.mine], sources, deadline)
             flight.waiting.append((ask, split.mine))
-            flights.append(flight)
-        for flight in flights:
+            waits[id(flight)] = flight
+        for flight in waits.values():
             await flight.landed.wait()
+        return split.others
+
+    def _table(self, slab: Slab) -> FetchTable[Flight]:
+        return self._flights.setdefault(slab.name, FetchTable())
 
     # -- flights ---------------------------------------------------------------------------------------
 
     def _start(self, ask: Ask, wanted: Sequence[Wanted], sources: Sequence[str], deadline: float) -> Flight:
         flight, keys = Flight(), [w.key for w in wanted]
-        self._flights[ask.slab.name].begin(keys, flight)
+        self._table(ask.slab).begin(keys, flight)
         task = asyncio.create_task(self._fly(flight, ask, wanted, sources, deadline), name="fetch")
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._land(done, flight, ask.slab, keys))
@@ -125,7 +144,7 @@ class Fetcher:
         self._tasks.discard(done)
         if not done.cancelled() and done.exception() is not None:
             logger.error("fetch broke", exc_info=done.exception())
-        self._flights[slab.name].end(keys)
+        self._table(slab).end(keys)
         for ask, wanted in flight.waiting:
             for key in wanted:
                 ask.take(key, flight.outcomes.get(key, Outcome(error=ABSENT)))

@@ -121,7 +121,7 @@ class LocalService:
 
     async def _fetch(self, c: Connection, r: wire.Fetch) -> list[wire.FetchedTuple]:
         keys = keys_of(r.keys)
-        parents = [r.parent, *keys[:-1]] if r.chained else [r.parent] * len(keys)
+        parents = [r.parent, *keys][: len(keys)] if r.chained else [r.parent] * len(keys)
         wanted = [Wanted(key, parent) for key, parent in zip(keys, parents, strict=True)]
         ask = Ask(c.slab, c.id, r.by.as_owner(), PoolClass(r.by.pool_class))
         return [pack_fetched(f) for f in await self._fetcher.fetch(ask, wanted, r.sources, bounded(r.timeout))]

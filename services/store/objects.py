@@ -67,8 +67,9 @@ class Objects:
 
     async def put(self, items: Sequence[tuple[bytes, Data]], timeout: float) -> list[Put]:
         out: list[Put] = []
+        end = asyncio.get_running_loop().time() + timeout
         for batch in batches(items, self._batch):
-            out += await self._put_batch(batch, timeout)
+            out += await self._put_batch(batch, left_until(end))
         return out
 
     async def _put_batch(self, items: Sequence[tuple[bytes, Data]], timeout: float) -> list[Put]:
@@ -141,8 +142,9 @@ class Objects:
 
     async def get(self, keys: Sequence[bytes], timeout: float) -> list[bytes | None]:
         out: list[bytes | None] = []
+        end = asyncio.get_running_loop().time() + timeout
         for batch in batches(keys, self._batch):
-            out += await self._get_batch(batch, timeout)
+            out += await self._get_batch(batch, left_until(end))
         return out
 
     async def _get_batch(self, keys: Sequence[bytes], timeout: float) -> list[bytes | None]:
@@ -160,6 +162,11 @@ class Objects:
 
     def _read_all(self, reads: Sequence[tuple[Held, int]]) -> list[bytes]:
         return [self._bytes.read(held.slot, length) for held, length in reads]
+
+
+def left_until(end: float) -> float:
+    """Seconds until a time of the running loop's clock, not negative."""
+    return max(0.0, end - asyncio.get_running_loop().time())
 
 
 def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

@@ -134,6 +134,10 @@ class Pool:
             del self._of_connection[hold.connection]
 
     def _end(self, hold: Hold) -> None:
+        self._forget_hold(hold)
+        self.slots.change(hold.slot, holds=-(not hold.soft), soft=-hold.soft)
+
+    def _forget_hold(self, hold: Hold) -> None:
         del self.holds[hold.id]
         self._leave(hold)
         self._settle(hold)
@@ -143,13 +147,12 @@ class Pool:
             self._soft[hold.slot].discard(hold.id)
             if not self._soft[hold.slot]:
                 del self._soft[hold.slot]
-        self.slots.change(hold.slot, holds=-(not hold.soft), soft=-hold.soft)
 
     def _yield_prefetched(self) -> None:
         """rule: prefetch_yields. What was evicted under a soft hold is held no more."""
         for slot in self.slots.yielded:
             for hold_id in tuple(self._soft.get(slot, ())):
-                self._end(self.holds[hold_id])
+                self._forget_hold(self.holds[hold_id])
         self.slots.yielded.clear()
 
     def use(self, slot: int) -> None:

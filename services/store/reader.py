@@ -141,6 +141,7 @@ class RemoteReader:
         timeout: float,
     ) -> Read:
         deadline = asyncio.get_running_loop().time() + timeout
+        found = found[: slab.pool.slots.limit(pool_class)]  # the beginning of a prefix is worth having alone
         held = await slab.reserve([w.key for w, _ in found], AGENT, owner, pool_class, timeout)
         read = Read(holds=[h.hold for h in held if h.kind is Kind.PRESENT])
         copies: list[Copy] = []

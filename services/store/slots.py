@@ -47,7 +47,7 @@ class Slots:
     """``claim(slot)`` is asked before a slot gets new bytes; False means that a copy out of it runs now.
 
     ``headroom`` slots are only for growth; ``prefetch`` bounds what prefetch may take. Keys that left are collected in
-    ``dropped`` until the caller takes them, slots that left while held softly in ``yielded``.
+    ``dropped`` until the caller takes them, slots whose soft holds ended so in ``yielded``.
     """
 
     def __init__(self, count: int, claim: Callable[[int], bool], headroom: int, prefetch: int) -> None:
@@ -128,7 +128,7 @@ class Slots:
         """Let up to ``count`` idle blocks go, the least recently used first, leaves before parents."""
         done = 0
         while done < count:
-            slot = self._order.pop(self._is_leaf)
+            slot = self._order.pop(self._is_free_leaf)
             if slot is None and pool_class < PoolClass.PREFETCH:
                 slot = self._order.pop(self._is_leaf, yielding=True)
             if slot is None:
@@ -145,6 +145,9 @@ class Slots:
     def _is_leaf(self, slot: int) -> bool:
         s = self.table[slot]
         return s.idle and not self._children.get(s.key)
+
+    def _is_free_leaf(self, slot: int) -> bool:
+        return self._is_leaf(slot) and not self.table[slot].soft
 
     # -- changes ---------------------------------------------------------------------------------------
 
@@ -194,6 +197,7 @@ class Slots:
         if s.parent:
             self._orphan(s.parent)
         if s.soft:
+            s.soft = 0
             self.yielded.append(slot)
         self._settled(slot)
 

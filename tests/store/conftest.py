@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -62,6 +66,59 @@ def connect(stack: AsyncExitStack) -> Connect:
         return await stack.enter_async_context(client)
 
     return connect
+
+
+class Child:
+    """A store client in a process of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def hear(self) -> str:
+        assert self._process.stdout is not None
+        line = await asyncio.wait_for(self._process.stdout.readline(), 20)
+        assert line, "the child has died"
+        return line.decode().strip()
+
+    async def tell(self, command: str) -> list[str]:
+        """What it printed before it was done."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(command.encode() + b"\n")
+        lines: list[str] = []
+        while (line := await self.hear()) != "done":
+            lines.append(line)
+        return lines
+
+    def signal(self, sign: int) -> None:
+        self._process.send_signal(sign)
+
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def reap(self) -> None:
+        self.kill()
+        await self._process.wait()
+
+
+@pytest.fixture
+def spawn_engine(stack: AsyncExitStack) -> Callable[[Agent], Awaitable[Child]]:
+    async def spawn(agent: Agent) -> Child:
+        script = Path(__file__).with_name("engine_process.py")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(script),
+            agent.settings.socket,
+            msgspec.json.encode(NAMESPACE).decode(),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        child = Child(process)
+        stack.push_async_callback(child.reap)
+        assert await child.hear() == "ready"
+        return child
+
+    return spawn
 
 
 @pytest.fixture

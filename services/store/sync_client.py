@@ -1,0 +1,67 @@
+"""The store's object API for programs without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from typing import Any, Self, TypeVar
+
+from services.store.client import StoreClient
+from services.store.objects import Data, Put
+from shared.blocks import Namespace
+
+T = TypeVar("T")
+
+SLACK = 5.0
+"""Seconds on top of a call's own deadline until the thread behind it counts as stuck."""
+
+
+class SyncStoreClient:
+    """Blocking twin of :class:`StoreClient`, over a loop in a thread of its own. Thread-safe. ``close`` it."""
+
+    def __init__(
+        self, address: str, namespace: Namespace, *, owner_name: str = "", secret: str = "", timeout: float = 10.0
+    ) -> None:
+        """Raises AgentGone, Unauthorized, ConfigError, as :meth:`StoreClient.connect`."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="store-client", daemon=True)
+        self._thread.start()
+        connecting = StoreClient.connect(address, namespace, owner_name=owner_name, secret=secret, timeout=timeout)
+        try:
+            self._client = self._run(connecting, timeout)
+        except BaseException:
+            self._stop()
+            raise
+
+    def _run(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout + SLACK)
+
+    def put(self, items: Sequence[tuple[bytes, Data]], timeout: float = 10.0) -> list[Put]:
+        return self._run(self._client.put(items, timeout), timeout)
+
+    def get(self, keys: Sequence[bytes], timeout: float = 10.0) -> list[bytes | None]:
+        return self._run(self._client.get(keys, timeout), timeout)
+
+    def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        return self._run(self._client.contains(keys), SLACK)
+
+    def remove(self, keys: Sequence[bytes], timeout: float = 10.0) -> list[bool]:
+        return self._run(self._client.remove(keys, timeout), timeout)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._thread.is_alive():
+            self._run(self._client.close(), SLACK)
+            self._stop()
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
