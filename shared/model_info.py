@@ -62,7 +62,9 @@ def _number(config: dict[str, Any], *names: str, default: int = 0) -> int:
     """The first of ``names`` that is set. Raises ConfigError when none is and there is no default."""
     value = next((config[name] for name in names if config.get(name) is not None), default)
     if not isinstance(value, int) or value <= 0:
-        raise ConfigError(f"config.json has no usable {names[0]}: {value!r}", field="model")
+        raise ConfigError(
+            f"config.json sets no usable {names[0]}: decoder-only models with attention are supported", field="model"
+        )
     return value
 
 

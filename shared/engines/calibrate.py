@@ -47,11 +47,12 @@ def _measure(engine: Engine, budget_s: float) -> tuple[PrefillModel, DecodeModel
     for number, ((n, p), (batch, context)) in enumerate(zip(PREFILL, DECODE, strict=True)):
         if number >= 2 and time.perf_counter() > until:
             break
-        if n <= longest:
+        if n <= longest or not prefills:
+            n, p = min(n, longest), min(p, longest - 1)
             prefills.append(PrefillSample(n, p, _prefill_seconds(engine, n, p)))
-        if context <= longest:
-            seconds = min(_decode_seconds(engine, batch, context) for _ in range(2))
-            decodes.append(DecodeSample(batch, batch * context, seconds))
+        context = min(context, longest)
+        seconds = min(_decode_seconds(engine, batch, context) for _ in range(2))
+        decodes.append(DecodeSample(batch, batch * context, seconds))
     return fit_prefill(prefills), fit_decode(decodes)
 
 
