@@ -356,7 +356,8 @@ class Mesh:
         holds = {node.agent.id: float(len(node.holds)) for node in self.nodes}
         landings = {f"{node.agent.id} landings": float(len(node.landings)) for node in self.nodes}
         rooms = {d.ref.id: float(d.room.promised) for d in self.decodes}
-        return {k: v for k, v in (held_now() | holds | landings | rooms).items() if v}
+        ours = {kind: amount for kind, amount in held_now().items() if not kind.startswith("store_")}
+        return {k: v for k, v in (ours | holds | landings | rooms).items() if v}
 
     async def quiet(self, seconds: float = 2.0) -> None:
         """Nothing is held any more within ``seconds``."""
