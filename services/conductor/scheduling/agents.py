@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -24,6 +25,8 @@ class AgentSeat:
 
     def queued(self, now: float) -> float:
         """Bytes: what the agent reports contains what was planned before, so they are not added up."""
+        if not self.planned:
+            return self.backlog
         return max(self.backlog, sum(size for size, until in self.planned.values() if until > now))
 
 
@@ -48,14 +51,16 @@ class Agents:
             self.seats[id].planned.pop(booking, None)
 
     def view(self, now: float, matches: Mapping[str, int]) -> SourceView:
+        if not matches:
+            return SourceView.none()
         found = [
             (-blocks, seat.queued(now) / (seat.rate or self.link_rate), id)
             for id, blocks in matches.items()
             if blocks > 0 and (seat := self.seats.get(id))
         ]
-        if not found:
+        best = heapq.nsmallest(MOST_SOURCES, found)
+        if not best:
             return SourceView.none()
-        best = sorted(found)[:MOST_SOURCES]
         seats = [self.seats[id] for _, _, id in best]
         rates = np.array([seat.rate or self.link_rate for seat in seats])
         return SourceView(

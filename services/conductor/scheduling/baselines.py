@@ -12,9 +12,7 @@ from services.conductor.scheduling.views import Ask, Bools, DecodeView, Floats, 
 
 def local_prices(ask: Ask, view: PrefillView) -> Prices:
     """What each instance would take with its own cache alone."""
-    nothing = np.zeros(len(view.ids), dtype=np.int64)
-    price = np.where(view.open, recompute(ask, view, view.own, view.ready), np.inf)
-    return Prices(view, price, nothing, nothing - 1)
+    return Prices.unfetched(view, np.where(view.open, recompute(ask, view, view.own, view.ready), np.inf))
 
 
 class LocalCache(LeastStep):
@@ -41,10 +39,10 @@ class RoundRobin:
         return local_prices(ask, view)
 
     def choose(self, ask: Ask, prices: Prices) -> int:
-        return first_by(np.isfinite(prices.price), prices.view.turn)
+        return first_by(np.flatnonzero(prices.view.open), prices.view.turn)
 
     def choose_decode(self, view: DecodeView, steps: Floats, room: Bools) -> int:
-        return first_by(room, view.turn)
+        return first_by(np.flatnonzero(room), view.turn)
 
 
 class RandomChoice:
@@ -59,7 +57,7 @@ class RandomChoice:
         return local_prices(ask, view)
 
     def choose(self, ask: Ask, prices: Prices) -> int:
-        return int(self.options.rng.choice(np.flatnonzero(np.isfinite(prices.price)).tolist()))
+        return int(self.options.rng.choice(np.flatnonzero(prices.view.open).tolist()))
 
     def choose_decode(self, view: DecodeView, steps: Floats, room: Bools) -> int:
         return int(self.options.rng.choice(np.flatnonzero(room).tolist()))

@@ -31,6 +31,12 @@ class Prices:
     fetch: Ints
     source: Ints
 
+    @staticmethod
+    def unfetched(view: PrefillView, price: Floats) -> Prices:
+        """Nobody fetches."""
+        nothing = np.zeros(len(price), dtype=np.int64)
+        return Prices(view, price, nothing, nothing - 1)
+
     def compute(self, ask: Ask) -> Floats:
         """Seconds of prefill proper on each instance, with the prefix it would have."""
         prefix = np.where(self.source >= 0, self.fetch, self.view.own)

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.conductor.scheduling.views import DecodeView
+from services.conductor.scheduling.views import UNLIMITED, DecodeView, without
 from shared.latency import DecodeModel
 from shared.messages import Load
 
-UNKNOWN = -1
 INITIAL = 64
 
 
@@ -26,8 +25,8 @@ class DecodeSeat:
     open: bool = True
     running: float = 0.0
     kv_tokens: float = 0.0
-    room: int = UNKNOWN
-    total: int = 0
+    room: int = UNLIMITED
+    total: int = UNLIMITED
     turn: int = 0
     assigned: int = 0
     unsettled: dict[int, int] = field(default_factory=dict)
@@ -115,8 +114,8 @@ class Decodes:
         ours = (self.live.row[:count] == row) & self.live.joined[:count]
         seat.running = max(0.0, load.running - float(ours.sum()))
         seat.kv_tokens = max(0.0, load.kv_tokens - float(self.live.tokens[:count][ours].sum()))
-        seat.total = load.total_blocks
-        seat.room = load.room_blocks if load.total_blocks else UNKNOWN
+        if load.total_blocks:
+            seat.total, seat.room = load.total_blocks, load.room_blocks
         self._refresh(seat)
 
     def others(self, id: str, requests: int, blocks: int) -> None:
@@ -154,11 +153,7 @@ class Decodes:
             self._refresh(seat)
 
     def view(self, now: float, closed: Collection[str], block_size: int = 1) -> DecodeView:
-        open, count = self._open.copy(), len(self.live)
-        for id in closed:
-            if id in self._row:
-                open[self._row[id]] = False
-        live = self.live
+        live, count = self.live, len(self.live)
         return DecodeView(
             ids=self.ids,
             base=self._base,
@@ -166,15 +161,15 @@ class Decodes:
             per_token=self._per_token,
             running=self._running + self._coming,
             kv_tokens=self._kv_tokens + self._coming_blocks * float(block_size),
-            room=np.where(self._room >= 0, np.maximum(self._room - self._promised, 0), UNKNOWN),
-            total=self._total.copy(),
+            room=self._room - self._promised,
+            total=self._total,
             assigned=self._assigned + self._coming,
-            open=open,
-            turn=self._turn.copy(),
-            live_row=live.row[:count].copy(),
+            open=without(self._open, self._row, closed),
+            turn=self._turn,
+            live_row=live.row[:count],
             live_joins=live.joins[:count] - now,
             live_leaves=live.leaves[:count] - now,
-            live_tokens=live.tokens[:count].copy(),
+            live_tokens=live.tokens[:count],
         )
 
     def _refresh(self, seat: DecodeSeat) -> None:

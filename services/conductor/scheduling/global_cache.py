@@ -12,12 +12,12 @@ from services.conductor.scheduling.views import Ask, PrefillView, SourceView
 
 def cheaper_branch(ask: Ask, view: PrefillView, sources: SourceView, threshold: float) -> Prices:
     """Per instance the cheaper of computing and fetching; fetching only beyond the threshold."""
-    compute = recompute(ask, view, view.own, view.ready)
-    fetched, source = fetch(ask, view, sources, threshold)
-    wins = fetched < compute
-    price = np.where(view.open, np.minimum(compute, fetched), np.inf)
+    price = recompute(ask, view, view.own, view.ready)
     if not len(sources.agents):
-        return Prices(view, price, np.zeros(len(view.ids), dtype=np.int64), source)
+        return Prices.unfetched(view, np.where(view.open, price, np.inf))
+    fetched, source = fetch(ask, view, sources, threshold)
+    wins = fetched < price
+    price = np.where(view.open, np.minimum(price, fetched), np.inf)
     return Prices(view, price, np.where(wins, sources.blocks[source], 0), np.where(wins, source, -1))
 
 
@@ -35,7 +35,9 @@ class GlobalCache(LeastStep):
         return cheaper_branch(ask, view, sources, self.options.threshold)
 
     def choose(self, ask: Ask, prices: Prices) -> int:
-        close = near(prices.price, self.options)
-        work = np.where(close, prices.compute(ask), np.inf)
-        slack = self.options.tie_ratio * float(prices.price.min()) + self.options.tie_seconds
-        return first_by(work <= work.min() + slack, prices.view.queue, prices.view.turn)
+        rows = near(prices.price, self.options)
+        if len(rows) > 1:
+            work = prices.compute(ask)[rows]
+            slack = self.options.tie_ratio * float(prices.price[rows].min()) + self.options.tie_seconds
+            rows = rows[work <= work.min() + slack]
+        return first_by(rows, prices.view.queue, prices.view.turn)

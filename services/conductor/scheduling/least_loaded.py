@@ -17,4 +17,4 @@ class LeastLoaded(LeastStep):
         return cheaper_branch(ask, view, sources, threshold=1.0)
 
     def choose(self, ask: Ask, prices: Prices) -> int:
-        return first_by(np.isfinite(prices.price), prices.view.queue, prices.view.turn)
+        return first_by(np.flatnonzero(prices.view.open), prices.view.queue, prices.view.turn)

@@ -10,7 +10,7 @@ import numpy as np
 
 from services.conductor.scheduling.decision import Prices
 from services.conductor.scheduling.policy import LeastStep
-from services.conductor.scheduling.pricing import cached_tokens, ratio_exceeds
+from services.conductor.scheduling.pricing import cached_tokens
 from services.conductor.scheduling.views import Ask, PrefillView, SourceView
 
 
@@ -19,7 +19,8 @@ class Paper(LeastStep):
 
     def price(self, ask: Ask, view: PrefillView, sources: SourceView) -> Prices:
         best, source = self.find_best_prefix_match(sources)
-        over = ratio_exceeds(np.full_like(view.own, best), view.own, self.options.threshold) & (best > view.own)
+        ratio = np.divide(best, view.own, out=np.full(len(view.ids), np.inf if best else 1.0), where=view.own > 0)
+        over = (ratio > self.options.threshold) & (best > view.own)
         prefix = np.where(over, best, view.own)
         moved = np.where(over, best - view.own, 0) * float(ask.block_bytes)
         transfer = (sources.backlog[source] + moved) / sources.rate[source] if source >= 0 else np.zeros(len(over))

@@ -38,17 +38,14 @@ class Policy(Protocol):
         """Row of the decode instance among those with ``room`` (at least one); ``steps`` are predicted TBTs."""
 
 
-def near(values: Floats, options: PolicyOptions) -> Bools:
-    """Which values are equal to the least one, within the options' tolerance."""
-    least = float(values.min())
-    limit = least * (1.0 + options.tie_ratio) + options.tie_seconds
-    close: Bools = (values <= limit) & np.isfinite(values)
-    return close
+def near(values: Floats, options: PolicyOptions) -> Ints:
+    """Rows equal to the least value, which is finite, within the options' tolerance."""
+    limit = float(values.min()) * (1.0 + options.tie_ratio) + options.tie_seconds
+    return np.flatnonzero(values <= limit)
 
 
-def first_by(mask: Bools, *keys: Floats | Ints) -> int:
-    """Row with the least keys, in order, among the masked ones."""
-    rows = np.flatnonzero(mask)
+def first_by(rows: Ints, *keys: Floats | Ints) -> int:
+    """That of ``rows`` with the least keys, in order."""
     for key in keys:
         if len(rows) == 1:
             break
@@ -65,5 +62,4 @@ class LeastStep:
         self.options = options
 
     def choose_decode(self, view: DecodeView, steps: Floats, room: Bools) -> int:
-        close = near(np.where(room, steps, np.inf), self.options)
-        return first_by(close, view.assigned, view.turn)
+        return first_by(near(np.where(room, steps, np.inf), self.options), view.assigned, view.turn)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.conductor.scheduling.views import Floats, PrefillView
+from services.conductor.scheduling.views import Floats, Ints, PrefillView, without
 from shared.latency import PrefillModel
 from shared.messages import Load
 
@@ -88,8 +88,7 @@ class Prefills:
             self._refresh(seat)
 
     def queue(self, now: float) -> Floats:
-        elapsed = np.maximum(now - self._reported_at, 0.0)
-        waits: Floats = np.maximum(self._queue - elapsed, 0.0) + self._pending
+        waits: Floats = np.maximum(self._until - now, 0.0) + self._pending
         return waits
 
     def shortest_queue(self, now: float) -> tuple[float, PrefillModel] | None:
@@ -107,14 +106,9 @@ class Prefills:
         closed: Collection[str],
     ) -> PrefillView:
         here = np.zeros(len(self.ids), dtype=np.int64)
-        for agent, blocks in matches.items():
-            for row in self._rows_of_agent.get(agent, ()):
-                here[row] = blocks
-        own, ready = here.copy(), np.zeros(len(self.ids))
-        for id, (blocks, at) in promised.items():
-            row_or_none = self._row.get(id)
-            if row_or_none is not None and blocks > here[row_or_none]:
-                own[row_or_none], ready[row_or_none] = blocks, max(at - now, 0.0)
+        for agent in self._rows_of_agent.keys() & matches.keys():
+            here[self._rows_of_agent[agent]] = matches[agent]
+        own, ready = self._promised(now, here, promised)
         return PrefillView(
             ids=self.ids,
             agents=self.agents,
@@ -126,20 +120,24 @@ class Prefills:
             own=own,
             ready=ready,
             inbound=np.maximum(self._inbound_until - now, 0.0),
-            open=self._opened(closed),
-            turn=self._turn.copy(),
+            open=without(self._open, self._row, closed),
+            turn=self._turn,
         )
 
-    def _opened(self, closed: Collection[str]) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-        open = self._open.copy()
-        for id in closed:
-            if id in self._row:
-                open[self._row[id]] = False
-        return open
+    def _promised(self, now: float, here: Ints, promised: Mapping[str, tuple[int, float]]) -> tuple[Ints, Floats]:
+        """(own, ready) of a view: promises count where they are longer than what is there."""
+        if not promised:
+            return here, self._never
+        own, ready = here.copy(), np.zeros(len(self.ids))
+        for id, (blocks, at) in promised.items():
+            row = self._row.get(id)
+            if row is not None and blocks > here[row]:
+                own[row], ready[row] = blocks, max(at - now, 0.0)
+        return own, ready
 
     def _refresh(self, seat: PrefillSeat) -> None:
         row = self._row[seat.id]
-        self._queue[row], self._reported_at[row] = seat.queue, seat.reported_at
+        self._until[row] = seat.reported_at + seat.queue
         self._pending[row] = sum(seat.unsettled.values())
         self._inbound_until[row] = max(seat.transfers.values(), default=0.0)
         self._turn[row] = seat.turn
@@ -156,8 +154,8 @@ class Prefills:
         self._linear = np.array([seat.model.linear for seat in seats], dtype=np.float64)
         self._square = np.array([seat.model.square for seat in seats], dtype=np.float64)
         self._open = np.array([seat.open for seat in seats], dtype=np.bool_)
-        self._turn = np.zeros(len(seats), dtype=np.int64)
-        self._queue, self._reported_at = np.zeros(len(seats)), np.zeros(len(seats))
+        self._turn, self._never = np.zeros(len(seats), dtype=np.int64), np.zeros(len(seats))
+        self._until = np.zeros(len(seats))
         self._pending, self._inbound_until = np.zeros(len(seats)), np.zeros(len(seats))
         for seat in seats:
             self._refresh(seat)

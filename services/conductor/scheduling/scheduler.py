@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from services.conductor.scheduling.decision import Decision, Prices, Rejection
 from services.conductor.scheduling.policy import Policy
 from services.conductor.scheduling.pricing import transfers
@@ -55,10 +53,10 @@ class Scheduler:
 def with_room(ask: Ask, view: DecodeView) -> Bools | Rejection:
     """Which decode instances may be chosen, or why none."""
     need = ask.total_blocks
-    fits = view.open & ((view.total <= 0) | (view.total >= need))
+    fits = view.open & (view.total >= need)
     if not fits.any():
         return Rejection("does_not_fit")
-    room: Bools = fits & ((view.room < 0) | (view.room >= need))
+    room: Bools = fits & (view.room >= need)
     return room if room.any() else Rejection("no_room", next_leave(view))
 
 
@@ -71,7 +69,7 @@ def next_leave(view: DecodeView) -> float:
 def decision(ask: Ask, view: View, prices: Prices, p: int, decode: str, tbt: float) -> Decision:
     prefill, row, fetch = view.prefill, int(prices.source[p]), int(prices.fetch[p])
     prefix = fetch if row >= 0 else int(prefill.own[p])
-    compute = float(prefill.seconds(ask.tokens, np.array(min(prefix * ask.block_size, ask.tokens - 1)))[p])
+    compute = float(prefill.seconds(ask.tokens, min(prefix * ask.block_size, ask.tokens - 1))[p])
     return Decision(
         prefill=prefill.ids[p],
         decode=decode,

@@ -1,8 +1,11 @@
-"""What a policy sees: plain columns, one row an instance, times in seconds from now."""
+"""What a policy sees: plain columns, one row an instance, times in seconds from now.
+
+Views made by the ledger share its arrays: they hold until the ledger is changed, that is, for one decision.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +14,9 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+
+UNLIMITED = 2**40
+"""Blocks; of an instance that has not reported its pool."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +57,11 @@ class PrefillView:
     open: Bools
     turn: Ints
 
-    def seconds(self, tokens: int, cached: Ints) -> Floats:
+    def seconds(self, tokens: int, cached: Ints | int) -> Floats:
         """Time to prefill ``tokens`` of which ``cached`` (broadcast against the rows) are there."""
-        n = float(tokens)
-        p = np.asarray(cached, dtype=np.float64)
-        return self.base + self.linear * (n - p) + self.square * (n * n - p * p)
+        computed = tokens - cached
+        seconds: Floats = self.base + computed * (self.linear + self.square * (tokens + cached))
+        return seconds
 
 
 @dataclass(frozen=True)
@@ -80,8 +86,9 @@ class DecodeView:
     """Decode instances, and the live requests that this conductor has placed on them.
 
     ``running``, ``kv_tokens``: sequences of others (known from reports only) and the tokens they attend to. ``room``:
-    blocks that may still be promised, -1 where unknown. ``assigned``: live requests placed there. The ``live_*``
-    columns have one row a live request: its instance's row, when it joins and leaves (seconds from now), its tokens.
+    blocks that may still be promised, ``total``: of the empty pool, UNLIMITED where unknown. ``assigned``: live requests
+    placed there. The ``live_*`` columns have one row a live request: its instance's row, when it joins and leaves
+    (seconds from now), its tokens.
     """
 
     ids: Sequence[str]
@@ -116,3 +123,12 @@ class View:
     prefill: PrefillView
     decode: DecodeView
     sources: SourceView
+
+
+def without(open: Bools, rows: Mapping[str, int], closed: Collection[str]) -> Bools:
+    """``open``, less the rows of the ``closed`` ids."""
+    if not closed:
+        return open
+    left = open.copy()
+    left[[rows[id] for id in closed if id in rows]] = False
+    return left
