@@ -22,6 +22,10 @@ from shared.telemetry import log, tracer
 logger = log("store.fetch")
 
 ABSENT = "absent"
+IN_PROGRESS = "in_progress"
+
+GRACE = 0.25
+"""Seconds past the deadline in which a flight says why it failed."""
 
 
 @dataclass
@@ -72,7 +76,7 @@ class Fetcher:
         """One result for each block, in order, each with a hold of its own; raises for none of them."""
         deadline = asyncio.get_running_loop().time() + timeout
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(deadline + GRACE):
                 await self._have(ask, wanted, sources, deadline)
         except TimeoutError:
             pass
@@ -96,6 +100,8 @@ class Fetcher:
         for w in wanted:
             if ask.slab.pool.find(w.key) is not None:
                 ask.take(w.key, Outcome())
+            elif ask.slab.pool.in_progress(w.key) and w.key not in self._table(ask.slab):
+                ask.take(w.key, Outcome(error=IN_PROGRESS))
         missing = [w for w in wanted if w.key not in ask.results]
         joined = await self._round(ask, missing, sources, deadline)
         failed = [w for w in missing if w.key in joined and ask.results[w.key].error]
@@ -159,7 +165,11 @@ class Fetcher:
         with tracer().start_as_current_span("store.fetch") as span:
             async for agent in self._candidates([w.key for w in wanted], sources):
                 left = deadline - asyncio.get_running_loop().time()
-                if not missing or left <= 0:
+                if not missing:
+                    break
+                if left <= 0:
+                    late = Outcome(error=DeadlineExceeded.code)
+                    flight.outcomes.update({w.key: late for w in missing})
                     break
                 await self._from(flight, ask, agent, missing, left)
                 missing = [w for w in missing if flight.outcomes.get(w.key, Outcome(error=ABSENT)).error]

@@ -1,4 +1,4 @@
-"""A store client in a process of its own, told what to do by lines on stdin: ``reserve N``, ``landing N``, ``hangup``."""
+"""A store client in a process of its own, obeying lines on stdin: ``reserve N ...``, ``landing N``, ``hangup``."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.store.leases import KEEP, Borrowed, LeaseTable
+from services.store.leases import KEEP, Borrowed, Lease, LeaseTable
 from shared.errors import Contended
 from shared.messages import Ref
 
@@ -24,7 +24,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.reader_now = 7.0
         self.sent = self.reader_now
         self.table = LeaseTable(TTL, limit=4)
-        self.lease = None
+        self.lease: Lease | None = None
         self.borrowed: Borrowed | None = None
         self.renewals: list[tuple[float, int]] = []  # (sent, lease id) on the way to the owner, perhaps for ever
         self.renewed: list[float] = []  # answers on the way back
@@ -44,11 +44,13 @@ class LeaseMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.lease is not None and self.borrowed is None)
     @rule()
     def reader_learns(self) -> None:
+        assert self.lease is not None
         self.borrowed = Borrowed(self.lease.id, TTL, self.sent)  # rule: from_send
 
     @precondition(lambda self: self.borrowed is not None)
     @rule()
     def reader_asks_for_more(self) -> None:
+        assert self.borrowed is not None
         self.renewals.append((self.reader_now, self.borrowed.id))
 
     @precondition(lambda self: self.renewals)
@@ -64,18 +66,21 @@ class LeaseMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.renewed)
     @rule(data=st.data())
     def reader_is_renewed(self, data: st.DataObject) -> None:
+        assert self.borrowed is not None
         self.borrowed.renewed(data.draw(st.sampled_from(self.renewed)))
 
     @precondition(lambda self: self.lease is not None and not self.released)
     @rule()
     def a_stranger_changes_nothing(self) -> None:
+        assert self.lease is not None
         stranger = Ref("stranger", 1)
         assert not self.table.renew(self.owner_now, self.lease.id, stranger)
         assert self.table.release(self.lease.id, stranger) == []
 
     @invariant()
     def while_the_reader_believes_the_owner_keeps(self) -> None:
-        if getattr(self, "borrowed", None) is not None and not self.released and self.borrowed.valid(self.reader_now):
+        borrowed: Borrowed | None = getattr(self, "borrowed", None)
+        if borrowed is not None and not self.released and borrowed.valid(self.reader_now):
             assert len(self.table) == 1, "the owner let go before the reader's end"
 
     def teardown(self) -> None:

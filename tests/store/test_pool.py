@@ -215,7 +215,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert slots.free == sum(s.state is State.FREE for s in slots.table)
         assert slots.idle == sum(s.idle and not s.soft for s in slots.table)
         assert slots.yielding == sum(s.idle and s.soft > 0 for s in slots.table)
-        assert {i for i in self.held} == set(self.pool.holds)
+        assert set(self.held) == set(self.pool.holds)
 
     @invariant()
     def keys_agree(self) -> None:

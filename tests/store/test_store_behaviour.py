@@ -102,7 +102,8 @@ async def test_c1_wrong_items_fail_alone_and_empty_batches_are_empty(
         [], [], [], [],
     )  # fmt: skip
     assert await client.reserve([], OWNER, PoolClass.PREFILL, 1.0) == []
-    assert await client.lease([], OWNER) == await client.fetch([], b"", [], OWNER, PoolClass.PREFILL, 1.0) == []
+    assert await client.lease([], OWNER) == []
+    assert await client.fetch([], b"", [], OWNER, PoolClass.PREFILL, 1.0) == []
 
 
 async def test_c1_remove_is_seen_everywhere(start_agent: Start, connect: Connect, key: Key, transport: str) -> None:
@@ -287,7 +288,7 @@ async def test_c4_ten_times_the_capacity_all_succeed_oldest_first(
 ) -> None:
     a = await start_agent(slots=8, transports=f"require:{transport}")
     client = await connect(a)
-    (kept,) = [h for h in await client.allocate(1, OWNER, PoolClass.GROWTH, 1.0)]
+    (kept,) = await client.allocate(1, OWNER, PoolClass.GROWTH, 1.0)
     keys = [key(i) for i in range(80)]
     for i, k in enumerate(keys):
         (put,) = await client.put([(k, k)])
