@@ -31,13 +31,13 @@ class Places:
         places = self.dicts[key[0]]
         had = key in places
         if holders:
-            places[key] = self._share(~holders)
+            places[key] = self.share(~holders)
             self.loose += not had
         elif had:
             del places[key]
             self.loose -= 1
 
-    def _share(self, value: int) -> int:
+    def share(self, value: int) -> int:
         """One int object for equal sets of holders."""
         if len(self._shared) > MOST_SHARED:
             self._shared.clear()

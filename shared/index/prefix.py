@@ -7,6 +7,7 @@ takes a few numpy operations per fork. Keys whose parent is not known are loose 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,6 +124,32 @@ class PrefixIndex:
             parent = None if parent is None else chain[n * KEY - KEY : n * KEY]
             chain = chain[n * KEY :]
         return Effect(same, moved) if same or moved else _WHOLE
+
+    def store_loose(self, column: int, keys: Iterable[bytes], tier: int) -> None:
+        """The same for many keys in no order, without saying which changed something."""
+        dicts, alone, new = self.places.dicts, self.places.share(~(1 << column)), 0
+        for key in keys:
+            places = dicts[key[0]]
+            if tier == 0 and key not in places:
+                places[key] = alone
+                new += 1
+            else:
+                self.store(column, key, None, tier)
+        self.places.loose += new
+
+    def connect(self, chain: bytes, parent: bytes | None) -> None:
+        """The keys of ``chain`` follow each other after ``parent``: give those that are loose their places."""
+        touched: dict[Run, None] = {}
+        while chain:
+            run, _, n = self.forest.span(chain)
+            if run is None and parent is not None and self.places.holders(chain[:KEY]):
+                self.forest.grow(chain[:KEY], parent)
+            elif run is not None:
+                touched[run] = None
+            parent = chain[n * KEY - KEY : n * KEY]
+            chain = chain[n * KEY :]
+        for run in touched:
+            self._trim(run)
 
     def _store_again(
         self, column: int, run: Run, at: int, n: int, tier: int, same: list[bytes], moved: list[bytes]

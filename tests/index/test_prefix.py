@@ -68,7 +68,7 @@ class Oracle(RuleBasedStateMachine):
         path=tokens,
         start=st.integers(0, 11),
         tier=tiers,
-        how=st.sampled_from("parent root none".split()),
+        how=st.sampled_from(["parent", "root", "none"]),
     )
     def store(self, column: int, path: list[int], start: int, tier: int, how: str) -> None:
         keys = chain(path)

@@ -1,0 +1,306 @@
+"""A conductor's copy of the index, pure: entries are applied, states compared, shards that differ read again.
+
+Ids of stream entries are integers that grow. Who drives it: ``apply`` what was read after :meth:`cursor`; once a second
+``look`` at one moment of each shard; while :meth:`due` names a shard, ``begin`` -> ``page`` ... -> ``finish``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shared.blocks import key_count
+from shared.errors import ProtocolError
+from shared.index import SHARDS, shard_of
+from shared.index.assembly import Partials, chains
+from shared.index.digest import State, rotated, xor_keys
+from shared.index.entry import ADD, BEGIN, DELETE, END, REPUBLISH, SWEPT, Entry, unpack
+from shared.index.prefix import Effect, PrefixIndex
+from shared.index.scan import Scan
+
+FORGET_AFTER = 60.0  # seconds until the entries of a dead incarnation leave memory
+RESYNC_FIRST, RESYNC_MOST = 0.25, 8.0  # pause between two resyncs of one shard
+
+_NOTHING = State()
+
+Told = Mapping[bytes, tuple[State, int]]
+
+
+@dataclass
+class _Shard:
+    cursor: int = 0
+    states: dict[bytes, State] = field(default_factory=dict)  # seq as followed, size and xor of what is held here
+    republishing: set[bytes] = field(default_factory=set)
+    swept: set[bytes] = field(default_factory=set)
+    moment: tuple[int, Told] | None = None  # looked at, and to be compared once all up to its tip is read
+    ahead: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # (seq here, beat) when first seen ahead
+    latest: dict[bytes, int] = field(default_factory=dict)  # last batch seen
+    exact: int = 0  # up to this id the scan may have seen effects of later entries
+    differs: str = "new"
+    not_before: float = 0.0
+    pause: float = RESYNC_FIRST
+    scan: Scan | None = None
+
+
+class Mirror:
+    """All shards. Not thread-safe. ``differences`` counts why shards were read again."""
+
+    def __init__(self, shards: int = SHARDS) -> None:
+        self.prefix = PrefixIndex()
+        self.columns: dict[bytes, int] = {}
+        self._codes: dict[int, bytes] = {}
+        self.differences: dict[str, int] = {}
+        self.applied = 0
+        self.garbage = 0
+        self._shards = [_Shard() for _ in range(shards)]
+        self._living: frozenset[bytes] = frozenset()
+        self._dead_since: dict[bytes, float] = {}
+        self._partials = Partials()
+
+    # -- questions ------------------------------------------------------------------------------------------
+
+    @property
+    def synced(self) -> bool:
+        """Every shard was read, and none is known to differ."""
+        return not any(shard.differs or shard.scan for shard in self._shards)
+
+    def match(self, chain: bytes) -> dict[bytes, int]:
+        """Code -> blocks of the prefix of ``chain`` that it holds; the living only, and only those with any."""
+        lengths = self.prefix.match(chain)
+        columns = lengths.nonzero()[0]
+        found = zip(map(self._codes.get, columns.tolist()), lengths[columns].tolist(), strict=True)
+        living = self._living  # rule: dead_uncounted
+        return {code: blocks for code, blocks in found if code is not None and code in living}
+
+    def blocks(self) -> dict[bytes, int]:
+        """Code -> blocks held, of the living."""
+        return {code: sum(shard.states.get(code, _NOTHING).size for shard in self._shards) for code in self._living}
+
+    def living(self, codes: Collection[bytes], now: float) -> None:
+        """The incarnations that count from now on. Others are forgotten after a while."""
+        self._living = frozenset(codes)
+        for code in list(self.columns):
+            if code in self._living:
+                self._dead_since.pop(code, None)
+            elif now - self._dead_since.setdefault(code, now) > FORGET_AFTER and not self._scanning:
+                self._forget(code)
+
+    @property
+    def _scanning(self) -> bool:
+        return any(shard.scan is not None for shard in self._shards)
+
+    # -- following ------------------------------------------------------------------------------------------
+
+    def cursor(self, shard: int) -> int | None:
+        """Read entries with greater ids; None while the shard is being read anew."""
+        mine = self._shards[shard]
+        return None if mine.scan is not None or mine.differs == "new" else mine.cursor
+
+    def apply(self, read: Mapping[int, Sequence[tuple[int, bytes]]], now: float) -> None:
+        """Shard -> (id, entry) in order. What comes together is put together: read all shards in one go."""
+        groups: dict[tuple[bytes, int, int, int], list[tuple[int, Entry]]] = {}
+        touched: dict[tuple[int, bytes], Entry] = {}
+        for number, entries in read.items():
+            shard = self._shards[number]
+            for at, (id, payload) in enumerate(entries):
+                shard.cursor = id
+                try:
+                    entry = unpack(payload)
+                except ProtocolError:
+                    self.garbage += 1
+                    continue
+                self._follow(shard, entry)
+                if entry.batch:
+                    shard.latest[entry.code] = entry.batch
+                    order = (entry.code, entry.batch, 0, 0)
+                else:  # a republish: between the batches before and after it, this shard's alone
+                    order = (entry.code, shard.latest.get(entry.code, 0), number + 1, at)
+                groups.setdefault(order, []).append((number, entry))
+                if id > shard.exact:
+                    touched[number, entry.code] = entry
+        for order in sorted(groups):
+            self._change(groups[order], now)
+        for (number, _), entry in touched.items():
+            self._check(number, entry)
+        for number in read:
+            self._compare(self._shards[number])
+
+    def _follow(self, shard: _Shard, entry: Entry) -> None:
+        """Sequence and phases, in stream order."""
+        code, before = entry.code, shard.states.get(entry.code, _NOTHING)
+        if entry.op == SWEPT:
+            shard.swept.add(code)
+            return
+        shard.swept.discard(code)
+        if entry.op == BEGIN:
+            shard.republishing.add(code)
+        elif entry.state.seq > before.seq + 1:  # rule: gap
+            self._differs(shard, "gap")
+        if entry.op == END or not entry.flags & REPUBLISH:
+            shard.republishing.discard(code)
+        shard.states[code] = before._replace(seq=entry.state.seq)
+
+    def _change(self, group: Sequence[tuple[int, Entry]], now: float) -> None:
+        """The entries of one batch, or one entry of a republish."""
+        first = group[0][1]
+        if first.op == SWEPT:
+            self._swept(first.code)
+        if first.op not in (ADD, DELETE):
+            return
+        column = self._column(first.code)
+        for number, entry in group:
+            self._account(number, entry)
+        entries = [entry for _, entry in group]
+        if first.op == DELETE:
+            self._correct(first, self.prefix.remove(column, b"".join(entry.keys for entry in entries)))
+            return
+        for parent, chain in chains(entries):
+            self._correct(first, self.prefix.store(column, chain, parent, first.tier))
+        if first.batch:
+            for parent, chain in self._partials.add(entries, now):
+                self.prefix.connect(chain, parent)
+
+    def _column(self, code: bytes) -> int:
+        column = self.columns.get(code)
+        if column is None:
+            column = self.columns[code] = self.prefix.add_column()
+            self._codes[column] = code
+        return column
+
+    def _account(self, number: int, entry: Entry) -> None:
+        """As if every key of the entry changed something; :meth:`_correct` takes back what did not."""
+        states = self._shards[number].states
+        seq, size, xor = states[entry.code]
+        n = key_count(entry.keys)
+        self.applied += n
+        states[entry.code] = State(
+            seq,
+            size + n if entry.op == ADD else size - n,
+            xor ^ rotated(xor_keys(entry.keys), entry.tier if entry.op == ADD else 0),
+        )
+
+    def _correct(self, entry: Entry, effect: Effect) -> None:
+        for keys, moved in ((effect.same, False), (effect.moved, True)):
+            for key in keys:
+                states = self._shards[shard_of(key, len(self._shards))].states
+                seq, size, xor = states.get(entry.code, _NOTHING)
+                number = int.from_bytes(key, "big")
+                if entry.op == ADD:
+                    size -= 1
+                    xor ^= rotated(number, 1 - entry.tier if moved else entry.tier)
+                elif moved:
+                    xor ^= number ^ rotated(number, 1)
+                else:
+                    size += 1
+                    xor ^= number
+                states[entry.code] = State(seq, size, xor)
+
+    def _check(self, number: int, entry: Entry) -> None:
+        """rule: mirror_compares, with the digest that the entry itself carries."""
+        shard = self._shards[number]
+        if entry.op in (BEGIN, SWEPT) or entry.flags & REPUBLISH or entry.code in shard.republishing:
+            return
+        if shard.states.get(entry.code, _NOTHING) != entry.state:
+            self._differs(shard, "digest")
+
+    def _swept(self, code: bytes) -> None:
+        everywhere = all(code in shard.swept or code not in shard.states for shard in self._shards)
+        if everywhere and not self._scanning:  # a scan in progress knows columns; later then, in living()
+            self._forget(code)
+
+    def _forget(self, code: bytes) -> None:
+        column = self.columns.pop(code, None)
+        if column is not None:
+            del self._codes[column]
+            self.prefix.drop(column)
+        self._dead_since.pop(code, None)
+        for shard in self._shards:
+            shard.states.pop(code, None)
+            shard.latest.pop(code, None)
+            shard.ahead.pop(code, None)
+            shard.swept.discard(code)
+            shard.republishing.discard(code)
+
+    # -- comparing ------------------------------------------------------------------------------------------
+
+    def look(self, number: int, tip: int, told: Told) -> None:
+        """``tip``: the shard's last stream id, ``told``: what the agents say of themselves, at one moment, just now."""
+        shard = self._shards[number]
+        if shard.scan is not None or shard.differs:
+            return
+        if tip < shard.cursor:
+            if tip:
+                self._differs(shard, "older")  # a stale copy took over
+                return
+            shard.cursor = shard.exact = 0  # flushed: keep what is known, the agents will say it all again
+        shard.moment = (tip, told)
+        self._compare(shard)
+
+    def _compare(self, shard: _Shard) -> None:
+        """With the moment looked at last, as soon as nothing of it is left to read."""
+        if shard.moment is None or shard.cursor < shard.moment[0] or shard.differs:
+            return
+        told, shard.moment = shard.moment[1], None
+        for code, (state, beat) in told.items():
+            if code in self._living and code not in shard.republishing:
+                self._compare_one(shard, code, state, beat)
+
+    def _compare_one(self, shard: _Shard, code: bytes, state: State, beat: int) -> None:
+        mine = shard.states.get(code, _NOTHING)
+        if mine.seq < state.seq:  # rule: behind, with nothing left to read
+            self._differs(shard, "behind")
+        elif mine.seq == state.seq:
+            shard.ahead.pop(code, None)
+            if mine != state:  # rule: mirror_compares
+                self._differs(shard, "digest")
+        else:  # rule: ahead, if the agent has spoken twice since and still says so
+            seq, since = shard.ahead.setdefault(code, (mine.seq, beat))
+            if seq != mine.seq:
+                shard.ahead[code] = (mine.seq, beat)
+            elif beat >= since + 2:
+                self._differs(shard, "ahead")
+
+    def _differs(self, shard: _Shard, why: str) -> None:
+        if not shard.differs:
+            self.differences[why] = self.differences.get(why, 0) + 1
+            shard.differs = why
+
+    # -- reading a shard anew -------------------------------------------------------------------------------
+
+    def due(self, now: float) -> int | None:
+        """A shard to read anew now; one at a time."""
+        if self._scanning:
+            return None
+        return next((n for n, shard in enumerate(self._shards) if shard.differs and now >= shard.not_before), None)
+
+    def begin(self, number: int, tip: int, taken: Mapping[bytes, State]) -> None:
+        """rule: id_first. ``tip`` and ``taken`` (what Redis holds of each) are of one moment, before the scan."""
+        shard = self._shards[number]
+        shard.scan = Scan(tip, dict(taken))
+
+    def page(self, number: int, flat: Sequence[bytes]) -> None:
+        """Some of the shard's hash: key, places, key, places ..."""
+        scan = self._shards[number].scan
+        if scan is not None:
+            scan.add(flat)
+
+    def finish(self, number: int, tip: int, now: float) -> Iterator[None]:
+        """The scan is complete, ``tip`` is the last id now. Work in slices: go on until it ends; other shards may be
+        followed meanwhile."""
+        shard = self._shards[number]
+        scan = shard.scan
+        assert scan is not None
+        yield from scan.count()
+        yield from scan.merge(self.prefix, self._column, shard.states, range(number, 256, len(self._shards)))
+        shard.states = scan.states
+        shard.cursor, shard.exact = scan.tip, tip
+        for seen in (shard.republishing, shard.swept, shard.ahead):
+            seen.clear()
+        shard.scan, shard.differs, shard.moment = None, "", None
+        quick = now - shard.not_before < 2 * RESYNC_MOST
+        shard.pause = min(2 * shard.pause, RESYNC_MOST) if quick else RESYNC_FIRST
+        shard.not_before = now + shard.pause
+
+    def give_up(self, number: int) -> None:
+        """The scan failed (Redis is gone): from the beginning, later."""
+        self._shards[number].scan = None
