@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import time
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 
 from services.conductor.gateway.gateway import GatewayOptions
 from services.conductor.generation import Readiness
+from services.conductor.service import Stopping, drain
+from services.conductor.settings import ConductorSettings
 from shared.errors import Unavailable
 from tests.gateway.fakes import CHAT, MODEL, NAMESPACE, Api, FakeDispatcher, Script, StartApi, assert_envelope, until
 
@@ -98,13 +101,29 @@ async def test_a_drain_without_work_is_over_at_once_and_one_that_lasts_is_cut(ap
     assert await api.server.drain(30) is True
     api.gateway.draining = False
     api.dispatcher.script = Script(api.ids("word "), endless=True, delay=0.01)
-    stream = asyncio.create_task(api.http.post(api.server.url + "/v1/chat/completions", json=CHAT | {"stream": True}))
-    await until(lambda: api.dispatcher.open == 1)
-    assert await api.server.drain(0.05) is False
-    response = await stream
-    await api.server.__aexit__()
-    with pytest.raises(Exception, match=r".*"):
-        text = await response.text()
-        assert "[DONE]" not in text
-        raise ConnectionError(json.dumps(text))
+    async with api.http.post(api.server.url + "/v1/chat/completions", json=CHAT | {"stream": True}) as response:
+        assert await api.server.drain(0.05) is False
+        await api.server.__aexit__()
+        with pytest.raises(aiohttp.ClientError):
+            await response.read()
     assert api.dispatcher.open == 0
+
+
+async def test_a_second_signal_cuts_the_drain_short(api: Api) -> None:
+    settings, stopping = ConductorSettings(drain_timeout_s=600, drain_delay_s=600), Stopping()
+    api.dispatcher.script = Script(api.ids("word "), endless=True, delay=0.01)
+    async with api.http.post(api.server.url + "/v1/chat/completions", json=CHAT | {"stream": True}):
+        stopping.tell()
+        assert stopping.drain.is_set() and not stopping.now.is_set()
+        draining = asyncio.create_task(drain(api.server, settings, stopping))
+        await until(lambda: api.gateway.draining)
+        assert not draining.done()
+        stopping.tell()
+        await asyncio.wait_for(draining, 5)
+
+
+async def test_a_drain_lasts_until_load_balancers_have_seen_it(api: Api) -> None:
+    settings, stopping = ConductorSettings(drain_delay_s=0.2), Stopping()
+    began = time.monotonic()
+    await asyncio.wait_for(drain(api.server, settings, stopping), 5)
+    assert time.monotonic() - began >= 0.2

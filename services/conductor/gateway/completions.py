@@ -30,7 +30,8 @@ class EventStream(web.StreamResponse):
 class Delivery:
     """Takes steps from ``generations``, feeds ``answer``, writes ``shape``. ``timeout``: seconds for all of it.
 
-    ``fault`` is set when a stream that had begun ended with an error: its status was sent already.
+    ``fault`` is set when a stream that had begun ended with an error: its status was sent already. ``added``: seconds
+    from a stream's first token to the socket.
     """
 
     def __init__(self, generations: Generations, answer: Answer, shape: Shape, id: str, timeout: float) -> None:
@@ -41,6 +42,7 @@ class Delivery:
         self._timeout = timeout
         self._begun: set[int] = set()
         self.fault: Fault | None = None
+        self.added = 0.0
 
     async def whole(self) -> web.Response:
         try:
@@ -56,13 +58,17 @@ class Delivery:
         response = EventStream(headers=SSE | {REQUEST_ID: self._id})
         try:
             async with asyncio.timeout(self._timeout):
-                events = self._events(await self._generations.batch())
+                steps = await self._generations.batch()
+                began = time.monotonic()
+                events = self._events(steps)
                 await response.prepare(request)
                 while not self._answer.done:
                     await response.write(events)
+                    self.added = self.added or time.monotonic() - began
                     events = self._events(await self._generations.batch())
             usage = self._shape.usage(self._answer.usage()) if include_usage else b""
             await response.write_eof(events + usage + DONE)
+            self.added = self.added or time.monotonic() - began
         except ConnectionError:
             raise
         except Exception as error:

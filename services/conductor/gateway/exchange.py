@@ -27,6 +27,7 @@ class Exchange:
     route: str
     arrived: float
     outcome: str = "ok"
+    added: float = 0.0  # seconds of the gateway's own before the first token can leave, tokenizing apart
     span: trace.Span = field(default=trace.INVALID_SPAN)
 
     def failed(self, fault: Fault) -> None:

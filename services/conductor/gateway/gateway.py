@@ -200,9 +200,10 @@ class Gateway:
         self._begin(1)
         try:
             raw = await read_body(request, self._options.max_body_bytes, self._options.body_timeout)
+            exchange.added = -time.monotonic()
             ask = await self._offload.run(len(raw), partial(parse, raw)) if len(raw) > LONG_BODY else parse(raw)
             self._check_model(ask.model)
-            prepared = await self._prepare(ask, tenant, len(raw))
+            prepared = await self._prepare(ask, tenant, len(raw), exchange)
             return await self._generate(request, exchange, ask, prepared, tenant)
         finally:
             self._begin(-1)
@@ -215,16 +216,20 @@ class Gateway:
         else:
             self._idle.set()
 
-    async def _prepare(self, ask: Ask, tenant: Tenant, size: int) -> list[Prepared]:
+    async def _prepare(self, ask: Ask, tenant: Tenant, size: int, exchange: Exchange) -> list[Prepared]:
         """Stage 0 of admission, then token ids and keys. Raises Contended, Unavailable, InvalidInput."""
         self._dispatcher.consider(size)
         if self._tokenizer_differs():
             raise Unavailable("this server's tokenizer is not that of the instances")
         namespace = salted(self._dispatcher.namespace, tenant.salt)
         limits = Limits(self._dispatcher.context_length, self._options.default_max_tokens)
-        with tracer().start_as_current_span("tokenize") as span, metrics.TOKENIZE.time():
+        began = time.monotonic()
+        with tracer().start_as_current_span("tokenize") as span:
             prepared = await self._offload.run(size, partial(prepare, ask, self._tokenizer, namespace, limits))
             span.set_attribute("mooncake.prompt_tokens", sum(len(one.tokens) for one in prepared))
+        took = time.monotonic() - began
+        metrics.TOKENIZE.observe(took)
+        exchange.added -= took
         return prepared
 
     async def _generate(
@@ -235,6 +240,7 @@ class Gateway:
             Generation(_id(exchange, i), p.tokens, p.root, p.keys, p.sampling, exchange.arrived, tenant.name)
             for i, p in enumerate(prepared)
         ]
+        exchange.added += time.monotonic()
         try:
             async with Generations(self._dispatcher, generations) as running:
                 delivery = Delivery(
@@ -243,6 +249,7 @@ class Gateway:
                 if not ask.stream:
                     return await delivery.whole()
                 response = await delivery.stream(request, ask.include_usage)
+                metrics.ADDED.observe(exchange.added + delivery.added)
                 if delivery.fault is not None:
                     exchange.failed(delivery.fault)
                 return response

@@ -11,6 +11,12 @@ REQUESTS = counter("gateway_requests", "Requests answered, by route and outcome.
 DURATION = histogram("gateway_request_seconds", "From a request's head to its last byte.", ["route"], LONG)
 TTFT = histogram("gateway_ttft_seconds", "From a request's head to its first token, all of the way.", (), LONG)
 TBT = histogram("gateway_tbt_worst_tenth_seconds", "Per choice: mean of the worst tenth of the times between tokens.")
+ADDED = histogram(
+    "gateway_added_seconds",
+    "What the gateway adds to a stream's first token, tokenizing apart: body to hand-over, token to socket.",
+    (),
+    (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128),
+)
 TOKENIZE = histogram("gateway_tokenize_seconds", "Tokenizing and hashing, the wait for a thread included.")
 PROMPT_TOKENS = counter("gateway_prompt_tokens", "Prompt tokens of answered requests.")
 CACHED_TOKENS = counter("gateway_cached_prompt_tokens", "Prompt tokens that were not computed again.")
