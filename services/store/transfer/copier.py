@@ -66,10 +66,17 @@ class Copier:
             piece.settle(piece.job.error or error)
 
     def _run(self) -> None:
-        while (piece := self._take()) is not None:
-            error = read(piece)
-            with self._work:
-                self.settle(piece, error)
+        while self._step():
+            pass
+
+    def _step(self) -> bool:
+        piece = self._take()
+        if piece is None:
+            return False
+        error = read(piece)
+        with self._work:
+            self.settle(piece, error)
+        return True
 
     def _take(self) -> Slice | None:
         with self._work:

@@ -20,8 +20,9 @@ from services.store.transfer.metrics import INITIATOR
 from services.store.transfer.sockets import block, connect
 from services.store.transfer.stream import Stream
 from services.store.transfer.threads import off_loop
-from shared.errors import MooncakeError, PeerRefused, ProtocolError, StaleIncarnation
+from shared.errors import InternalError, MooncakeError, PeerRefused, ProtocolError, StaleIncarnation
 from shared.messages import Ref
+from shared.telemetry import log
 
 TRIES = 3
 BACK_OFF = 0.05
@@ -89,6 +90,9 @@ class Endpoint:
                 if tries >= TRIES or isinstance(e, (StaleIncarnation, PeerRefused, ProtocolError)):
                     return self._give_up(e)
                 await asyncio.sleep(BACK_OFF * 2**tries)
+            except Exception as e:  # a bug here must not leave requests waiting for their deadline
+                log("transfer").exception("mending failed", peer=self.ref.id)
+                return self._give_up(InternalError(f"connecting failed: {e!r}"))
 
     def _next_step(self) -> Callable[[], Awaitable[None]] | None:
         link = self.link

@@ -103,11 +103,12 @@ class Engine:
         self._mappings = Mappings(ref, secret, connect_timeout)
         self._routes = Routes(self._policy, self._mappings, identity)
         self._copier = Copier(self._lock, self._verify)
-        self._sharing = Sharing(ref, secret, self._segments, isinstance(guard, OpenGuard), connect_timeout)
+        self._sharing = Sharing(ref, secret, self._segments, type(guard) is OpenGuard, connect_timeout)
         self._server = Server(ref, secret, self._segments, guard, self._map, on_call, connect_timeout)
         self._endpoints: dict[Ref, Endpoint] = {}
         self._pool: EndpointPool[Ref] = EndpointPool(endpoints)
         self._port = 0
+        self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self) -> None:
@@ -123,6 +124,10 @@ class Engine:
         return Peer(self.ref, self._advertise, self._port, self._local.host_id, self._local.shm)
 
     async def close(self) -> None:
+        """Idempotent. What is under way fails with PeerGone."""
+        if self._closed:
+            return
+        self._closed = True
         error = PeerGone("this agent is closing")
         for endpoint in list(self._endpoints.values()):
             await endpoint.close(error)
@@ -290,6 +295,7 @@ class Engine:
             batch.when_finished(tell)
 
     def _finished(self, job: Job) -> None:
+        job.mapping = None
         finished(job)
         IN_FLIGHT.dec()
         if job.local is not None:

@@ -25,7 +25,7 @@ import msgspec
 
 from services.store.transfer.sockets import receive_body, receive_header
 from services.store.transfer.wire import VERSION, Kind, pack, pack_fault, parse_fault
-from shared.errors import DeadlineExceeded, MooncakeError, PeerRefused, ProtocolError, StaleIncarnation
+from shared.errors import DeadlineExceeded, MooncakeError, PeerGone, PeerRefused, ProtocolError, StaleIncarnation
 from shared.messages import Ref
 
 NONCE = 32
@@ -161,6 +161,8 @@ class _Talk:
             return act()
         except TimeoutError:
             raise DeadlineExceeded("no handshake within the deadline") from None
+        except OSError as e:
+            raise PeerGone(f"the connection broke during the handshake: {e}") from e
 
 
 class _Deadlined:
