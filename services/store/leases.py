@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shared.errors import Contended
@@ -40,10 +39,6 @@ class LeaseTable:
     def bytes(self) -> int:
         """Bytes that readers may be reading now: the backlog of outgoing reads."""
         return sum(lease.bytes for lease in self._leases.values())
-
-    @property
-    def next_expiry(self) -> float | None:
-        return min((lease.until for lease in self._leases.values()), default=None)
 
     def grant(self, now: float, reader: Ref, slots: list[int], size: int) -> Lease:
         """Raises Contended at the limit."""
@@ -97,7 +92,3 @@ class Borrowed:
     def valid(self, now: float) -> bool:
         """What completes later is discarded (``discard``)."""
         return now < self.until
-
-
-def distinct(slots: Iterable[int]) -> list[int]:
-    return list(dict.fromkeys(slots))

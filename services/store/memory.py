@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.blocks import Geometry
-from shared.engines.base import PoolMap
 
 ALIGN = 4096
 
@@ -51,9 +50,6 @@ class SlabMemory:
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy inside the slab, without the GIL."""
         np.copyto(self.bytes[target : target + length], self.bytes[source : source + length])
-
-    def pool_map(self) -> PoolMap:
-        return PoolMap(f"/proc/self/fd/{self.fd}", 0, self.stride, self.slots, self.geometry)
 
     def close(self) -> None:
         """Our mapping ends; those of engines live on."""

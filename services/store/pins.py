@@ -57,10 +57,6 @@ class Pins:
             with self._lock:
                 self._pins[slot] -= 1
 
-    @property
-    def pinned(self) -> int:
-        return sum(map(bool, self._pins))
-
 
 class _Grant:
     __slots__ = ("on_idle", "slots", "writer", "writing")

@@ -62,10 +62,6 @@ class Pool:
     def in_progress(self, key: bytes) -> bool:
         return key in self._writing
 
-    def inventory(self) -> list[tuple[bytes, bytes]]:
-        """All committed (parent, key)."""
-        return [(self.slots[slot].parent, key) for key, slot in self.slots.by_key.items()]
-
     @property
     def prefetched(self) -> int:
         """Holds for prefetch."""

@@ -198,6 +198,8 @@ class RemoteReader:
             read.outcomes[copy.wanted.key] = Outcome(result.transport, result.moved, error)
             if not error:
                 arrived.append(copy)
+            elif result.error is not None:
+                logger.info("block not read", owner=owner_ref.id, error=result.error.message)
         good = await self._verify(slab, arrived, read)
         for copy in (c for c in arrived if c not in good):
             CORRUPT.labels("fetched").inc()

@@ -16,6 +16,7 @@ from services.store.directory import Directory
 from services.store.landings import LandingTable
 from services.store.leases import LeaseTable
 from services.store.memory import SlabMemory
+from services.store.metrics import EVICTED
 from services.store.pins import Pins, WriteGrants
 from services.store.pool import Pool
 from services.store.settings import StoreSettings
@@ -68,6 +69,7 @@ class Slab:
         self._checksums_on = settings.checksums
         self._low = int(slots * settings.low_watermark)
         self._high = int(slots * settings.high_watermark)
+        self._evictions = 0
         self._directory = directory
         self._tries: dict[Want, Callable[[], None]] = {}
         self._waiters: dict[bytes, list[asyncio.Future[None]]] = {}
@@ -150,6 +152,9 @@ class Slab:
 
     def drain(self) -> None:
         """Tell the index and the waiting what has happened, in order. After every change of the pool."""
+        if self.pool.slots.evictions != self._evictions:
+            EVICTED.inc(self.pool.slots.evictions - self._evictions)
+            self._evictions = self.pool.slots.evictions
         if self.pool.slots.dropped:
             dropped, self.pool.slots.dropped = self.pool.slots.dropped, []
             self._directory.evicted(dropped)
