@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from services.conductor.scheduling import (
     policy,
 )
 from services.conductor.scheduling.views import PrefillView, SourceView
+from tests.scheduling.cluster import Views
 
 BLOCK, BYTES = 32, 1000
 
@@ -149,7 +149,7 @@ def test_every_policy_chooses_an_open_instance(seed: int, name: str) -> None:
     assert listed and [c.price for c in listed] == sorted(c.price for c in listed)
 
 
-def test_least_loaded_goes_to_the_shortest_queue_and_fetches_when_that_is_cheaper(views: Any) -> None:
+def test_least_loaded_goes_to_the_shortest_queue_and_fetches_when_that_is_cheaper(views: Views) -> None:
     chosen = policy("least_loaded")
     view, ask = views.prefill([2.0, 0.5, 1.0], [10, 0, 0]), views.ask(10 * BLOCK + 1)
     prices = chosen.price(ask, view, views.source([10]))
@@ -158,14 +158,14 @@ def test_least_loaded_goes_to_the_shortest_queue_and_fetches_when_that_is_cheape
     assert chosen.choose(ask, slow) == 1 and slow.fetch[1] == 0
 
 
-def test_local_cache_never_fetches(views: Any) -> None:
+def test_local_cache_never_fetches(views: Views) -> None:
     chosen = policy("local_cache")
     ask = views.ask(100 * BLOCK)
     prices = chosen.price(ask, views.prefill([0.0, 0.0], [0, 50]), views.source([100]))
     assert chosen.choose(ask, prices) == 1 and not prices.fetch.any()
 
 
-def test_ties_go_by_queue_then_by_turn(views: Any) -> None:
+def test_ties_go_by_queue_then_by_turn(views: Views) -> None:
     chosen = policy("global_cache")
     ask = views.ask(1000)
     equal = chosen.price(ask, views.prefill([0.0, 0.0, 0.0], [0, 0, 0], turn=np.array([7, 3, 5])), views.source([]))
@@ -174,7 +174,7 @@ def test_ties_go_by_queue_then_by_turn(views: Any) -> None:
     assert chosen.choose(ask, chosen.price(ask, by_queue, views.source([]))) == 1
 
 
-def test_the_threshold_guards_against_small_copies(views: Any) -> None:
+def test_the_threshold_guards_against_small_copies(views: Views) -> None:
     ask = views.ask(40 * BLOCK)
     view = views.prefill([0.0], [20])
     for threshold, fetch in ((1.9, 40), (2.0, 0)):
@@ -182,7 +182,7 @@ def test_the_threshold_guards_against_small_copies(views: Any) -> None:
         assert prices.fetch[0] == fetch
 
 
-def test_a_fetch_overlaps_the_queue(views: Any) -> None:
+def test_a_fetch_overlaps_the_queue(views: Views) -> None:
     ask = views.ask(10 * BLOCK + 1)
     source = views.source([10], rate=np.array([10_000.0]))  # 1 s for ten blocks
     prices = policy("global_cache").price(ask, views.prefill([1.0], [0]), source)
@@ -191,12 +191,12 @@ def test_a_fetch_overlaps_the_queue(views: Any) -> None:
     assert paper.price[0] == pytest.approx(2.0 + 0.01 + 0.001)
 
 
-def test_a_fully_cached_prompt_computes_its_last_token(views: Any) -> None:
+def test_a_fully_cached_prompt_computes_its_last_token(views: Views) -> None:
     prices = policy("global_cache").price(views.ask(4 * BLOCK), views.prefill([0.0], [4]), views.source([]))
     assert prices.price[0] == pytest.approx(0.01 + 0.001)
 
 
-def test_a_decode_node_is_a_source_but_not_for_the_paper(views: Any) -> None:
+def test_a_decode_node_is_a_source_but_not_for_the_paper(views: Views) -> None:
     ask = views.ask(40 * BLOCK)
     source = views.source([40], prefill=np.array([False]), agents=["decode-agent"])
     assert policy("global_cache").price(ask, views.prefill([0.0], [0]), source).fetch[0] == 40
@@ -210,7 +210,7 @@ def scheduler(name: str = "global_cache") -> Scheduler:
     return Scheduler(policy(name))
 
 
-def test_decode_is_chosen_for_the_time_when_prefill_ends(views: Any) -> None:
+def test_decode_is_chosen_for_the_time_when_prefill_ends(views: Views) -> None:
     """d0 is the emptier one now; but two of d1's three leave before prefill ends, and two more come to d0."""
     view = views.all([5.0], [0], [], [0, 0])
     live = {
@@ -226,7 +226,7 @@ def test_decode_is_chosen_for_the_time_when_prefill_ends(views: Any) -> None:
     assert decided.tbt == pytest.approx(0.02 + 0.1 * 2)
 
 
-def test_only_those_with_room_are_asked(views: Any) -> None:
+def test_only_those_with_room_are_asked(views: Views) -> None:
     ask = views.ask(1000)
     need = ask.total_blocks
     view = views.all([0.0], [0], [], [0, 9])
@@ -243,7 +243,7 @@ def test_only_those_with_room_are_asked(views: Any) -> None:
     assert isinstance(never, Rejection) and never.reason == "does_not_fit"
 
 
-def test_objectives(views: Any) -> None:
+def test_objectives(views: Views) -> None:
     view = views.all([5.0], [0], [], [0])
     ask = views.ask(1000, waited=2.0)
     late = scheduler().decide(ask, view, Objectives(ttft=6.0, tbt=1.0))
@@ -255,7 +255,7 @@ def test_objectives(views: Any) -> None:
     assert isinstance(scheduler().decide(ask, view, None), Decision)
 
 
-def test_nobody_to_ask(views: Any) -> None:
+def test_nobody_to_ask(views: Views) -> None:
     view = views.all([0.0], [0], [], [0])
     no_prefill = type(view)(views.prefill([0.0], [0], open=np.array([False])), view.decode, view.sources)
     no_decode = type(view)(view.prefill, views.decode([0], open=np.array([False])), view.sources)
@@ -264,7 +264,7 @@ def test_nobody_to_ask(views: Any) -> None:
         assert isinstance(rejection, Rejection) and rejection.reason == reason
 
 
-def test_the_planned_source_goes_first(views: Any) -> None:
+def test_the_planned_source_goes_first(views: Views) -> None:
     view = views.all([0.0], [0], [30, 40, 40, 20], [0])
     decided = scheduler().decide(views.ask(40 * BLOCK), view, None)
     assert isinstance(decided, Decision) and decided.fetch_blocks == 40
