@@ -11,7 +11,7 @@ from services.store.transfer.mapping import Mapping, Mappings
 from services.store.transfer.metrics import SECOND_CHOICE
 from services.store.transfer.policy import TransportPolicy
 from services.store.transfer.threads import off_loop
-from shared.errors import MooncakeError, NoTransport
+from shared.errors import MooncakeError, NoTransport, NotRegistered
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class Routes:
         if route is None:
             refused = await off_loop(self._attempt(peer, job.request.segment), "transfer-map", lambda _: None)
             route = self.now(peer, job, pullable, refused)
+        if route is None:  # mapped, and already withdrawn again
+            route = self.now(peer, job, pullable, NotRegistered(f"segment {job.request.segment} is gone"))
         if route is None:
             raise NoTransport(f"segment {job.request.segment} of {peer.ref.id} cannot be mapped")
         return route
