@@ -12,15 +12,18 @@ def convert(gguf: Path, folder: Path) -> None:
     """Write weights in float32, settings and tokenizer of ``gguf`` into ``folder``. The same file gives the same
     bytes, so that nodes that convert on their own share blocks."""
     import gguf as library
+
+    # transformers parses the file three times and builds one map per module: half of the time, for equal results
+    library.GGUFReader = functools.cache(library.GGUFReader)
+    library.get_tensor_name_map = functools.cache(library.get_tensor_name_map)
+    library.GGUFReader(str(gguf))  # a damaged file fails here, before the libraries have been loaded
+
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     torch.set_num_threads(1)
-    # transformers parses the file three times and builds one map per module: half of the time, for equal results
-    library.GGUFReader = functools.cache(library.GGUFReader)
-    library.get_tensor_name_map = functools.cache(library.get_tensor_name_map)
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
     )
