@@ -287,7 +287,7 @@ def started(most: int = 3) -> tuple[Attempts, Ref, Ref]:
 
 def test_a_refusal_avoids_only_who_refused() -> None:
     attempts, p, d = started()
-    left = attempts.refused(1, Side.DECODE, NoRoom("full"))
+    left = attempts.refused(1, Side.DECODE, AgentGone("gone"))
     assert left and left.counts and attempts.avoid == {d} and attempts.live is None
     assert attempts.refused(1, Side.PREFILL, NoRoom("late")) is None
     assert attempts.begin(p, Ref("d2", 1)).number == 2

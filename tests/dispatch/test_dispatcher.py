@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shared.errors import Contended, DoesNotFit, Draining, InvalidInput, Unavailable
+from shared.errors import AgentGone, AttemptFailed, Contended, DoesNotFit, Draining, InvalidInput, Unavailable
 from tests.dispatch.fakes import expected
 from tests.dispatch.world import World, ids
 
@@ -89,9 +89,19 @@ def test_everybody_refuses_is_contended(play: Play) -> None:
             world.fakes[id].refuse = 100
         with pytest.raises(Contended) as e:
             await world.collect(world.generation())
-        assert e.value.retry_after_ms > 0
+        assert e.value.retry_after_ms > 0 and e.value.field == "no_room"
+        assert 19 < asyncio.get_running_loop().time() < 23  # its patience; capacity may have come back until then
 
     play(scenario)
+
+
+def test_room_that_comes_back_in_time_is_used(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        world.fakes["d0"].refuse = 9  # for five seconds or so
+        g = world.generation()
+        assert ids(await world.collect(g)) == expected(g)
+
+    play(scenario, decodes=1)
 
 
 def test_what_an_instance_says_of_the_input_is_final(play: Play) -> None:
@@ -138,8 +148,8 @@ def test_closing_the_iterator_cancels_everywhere(play: Play, after: int) -> None
 def test_attempts_are_bounded(play: Play) -> None:
     async def scenario(world: World) -> None:
         for fake in world.fakes.values():
-            fake.refuse = 1000
-        with pytest.raises(Contended):
+            fake.refuse, fake.refuse_with = 1000, AgentGone("scripted")
+        with pytest.raises(AttemptFailed, match="after 5 attempts: scripted"):
             await world.collect(world.generation())
         assert sum(len(fake.dead) for fake in world.fakes.values()) <= 2 * 5
 

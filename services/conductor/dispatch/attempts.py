@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from shared.errors import MooncakeError, NoRoom
+from shared.errors import MooncakeError
 from shared.messages import Ref
 
 
@@ -51,8 +51,8 @@ class Left:
 FATAL = frozenset({"invalid_input", "context_length_exceeded"})
 """Another instance would say the same."""
 
-PLANNED = frozenset({"draining", "stale_incarnation"})
-"""Nobody's fault: these do not count against the request's attempts."""
+PLANNED = frozenset({"draining", "stale_incarnation", "no_room"})
+"""Nobody's fault: these do not count against the request's attempts. (No room after it ran: the youngest gave way.)"""
 
 MOST_PLANNED = 10
 """Bound on all attempts, as a multiple of those that may fail."""
@@ -125,8 +125,7 @@ class Attempts:
             return None
         blamed = Side.DECODE if error.field == Side.DECODE.value else side
         self.avoid.add(attempt.parts[blamed].ref)
-        counts = error.code not in PLANNED and error.code != NoRoom.code  # the youngest gave way: nobody's fault
-        return self._leave(error.code, counts=counts, fatal=error.code in FATAL, error=error)
+        return self._leave(error.code, counts=error.code not in PLANNED, fatal=error.code in FATAL, error=error)
 
     def stalled(self, number: int) -> Left | None:
         """No token for too long although both instances live."""

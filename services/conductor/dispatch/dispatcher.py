@@ -139,7 +139,9 @@ class MeshDispatcher:
         late = queue + model.seconds(tokens, max(tokens - 1, 0)) - (slo_ttft_ms or self.settings.slo_ttft_ms) / 1000
         if late > 0:
             self._reject("stage0")
-            raise Contended("even the emptiest instance would be late", field="ttft", retry_after_ms=int(late * 1000))
+            raise Contended(
+                "even the emptiest instance would be late", field="ttft", retry_after_ms=int(late * 1000) + 1
+            )
 
     def _reject(self, reason: str) -> None:
         metrics.REJECTED.labels(reason).inc()
@@ -159,7 +161,6 @@ class MeshDispatcher:
             raise InternalError(f"request id {generation.id} is in use")
         run = Run(self.mesh, generation, asyncio.get_running_loop().time())
         self.mesh.runs[generation.id] = run
-        self.mesh.counts.requests += 1
         self._held.inc()
         outcome = "cancelled"
         tokens = run.tokens()

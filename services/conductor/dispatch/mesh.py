@@ -26,7 +26,7 @@ class Counts:
     """For ``GET /cluster``. ``served``: instance id -> requests whose first token (prefill) or last token (decode) came
     from it."""
 
-    requests: int = 0
+    accepted: int = 0
     rejected: int = 0
     retried: int = 0
     migrated: int = 0

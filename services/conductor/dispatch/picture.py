@@ -28,7 +28,7 @@ def cluster(mesh: Mesh, agents: AgentTable, readiness: Readiness) -> dict[str, A
         "index": dict(mesh.placer.matcher.summary()),
         "requests": {
             "running": len(mesh.runs),
-            "accepted": counts.requests - counts.rejected,
+            "accepted": counts.accepted,
             "rejected": counts.rejected,
             "retried": counts.retried,
             "migrated": counts.migrated,

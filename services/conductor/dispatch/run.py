@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator
 from typing import Any
-
-from opentelemetry import trace
-from opentelemetry.trace import Span, StatusCode
 
 from services.conductor.dispatch import events, metrics
 from services.conductor.dispatch.asking import Letters, Work, work
 from services.conductor.dispatch.attempts import Attempt, Attempts, Left, Side
+from services.conductor.dispatch.effort import Effort
 from services.conductor.dispatch.mesh import Mesh
 from services.conductor.dispatch.placing import Placement
 from services.conductor.dispatch.stream import TokenStream
@@ -27,35 +25,6 @@ FIRST_TOKEN_FACTOR = 4.0
 """A first token this many times later than predicted (and later than the stall bound) is a stall."""
 
 logger = log("dispatch")
-
-
-class Effort:
-    """One live attempt as the run holds it: its booking, its letters, its tasks, its span."""
-
-    def __init__(self, attempt: Attempt, placement: Placement, letters: Letters, span: Span, now: float) -> None:
-        self.attempt = attempt
-        self.placement = placement
-        self.letters = letters
-        self.span = span
-        self.started = now
-        self.first: float | None = None
-        self.drew: set[Side] = set()
-        self.tasks: set[asyncio.Task[None]] = set()
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        with trace.use_span(self.span, end_on_exit=False):
-            task = asyncio.get_running_loop().create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-
-    def end(self, reason: str = "") -> None:
-        """Idempotent. Messages to instances are the run's."""
-        for task in self.tasks:
-            task.cancel()
-        self.placement.booking.end()
-        if reason:
-            self.span.set_status(StatusCode.ERROR, reason)
-        self.span.end()
 
 
 class Run:
@@ -178,9 +147,6 @@ class Run:
         ref = effort.attempt.parts[event.side].ref
         if self.attempts.accepted(event.attempt, event.side):
             self._mesh.lists.accept(ref, (self.generation.id, event.attempt))
-        if event.load:
-            self._mesh.ledger.report(ref.id, event.load, self._loop.time())
-            self.settle(ref)
 
     def settle(self, ref: Ref) -> None:
         """A load report of an instance that covers this attempt was taken in."""
@@ -212,6 +178,8 @@ class Run:
 
     def _first_token(self, effort: Effort, token: Token, now: float) -> None:
         effort.first = now
+        effort.span.add_event("first token")
+        self._place_until, self._backoff = None, BACKOFF
         effort.placement.booking.prefilled(now)
         self._mesh.counts.served[effort.placement.prefill.id] += 1
         predicted, actual = effort.placement.decision.ttft, now - effort.started
@@ -246,20 +214,24 @@ class Run:
         else:
             self._begin(todo, placed, now)
 
+    def _out_of_patience(self) -> bool:
+        return self._place_until is not None and self._loop.time() >= self._place_until
+
     def _work(self, now: float) -> Work:
         outputs = self.stream.resume(self.attempts.number + 1, now)
         namespace = self._mesh.roster.namespace
         return work(self.generation, outputs, namespace.block_size if namespace else 1)
 
     def _unplaced(self, rejection: Rejection, now: float) -> None:
-        """A new request is refused; one that was accepted before waits a while, then asks those it avoided again."""
+        """A new request is refused. One that was accepted before asks those it avoided again, slower and slower, until
+        its first token comes or its patience ends."""
         if self._objectives is not None:
             metrics.REJECTED.labels(rejection.reason).inc()
             self._mesh.counts.rejected += 1
             raise rejected(rejection)
         if self._place_until is None:
             self._place_until = now + self._mesh.settings.placement_patience_s
-        if now >= self._place_until:
+        if self._out_of_patience():
             raise self._failed()
         self.attempts.forgive()
         self._place_at = now + self._backoff
@@ -267,7 +239,7 @@ class Run:
 
     def _begin(self, todo: Work, placement: Placement, now: float) -> None:
         mesh = self._mesh
-        self._place_at = self._place_until = self._objectives = None
+        self._place_at = self._objectives = None
         attempt = self.attempts.begin(placement.prefill, placement.decode)
         letters = Letters(mesh.me, todo, placement, attempt, mesh.lists.last)
         span = tracer().start_span("attempt", attributes=span_attributes(self.generation.id, attempt))
@@ -275,6 +247,7 @@ class Run:
         for side, part in attempt.parts.items():
             mesh.lists.add(part.ref, (self.generation.id, attempt.number))
             effort.spawn(self._ask(effort, side, part.ref))
+        mesh.counts.accepted += attempt.number == 1
         metrics.PLACED.labels("fetch" if placement.decision.fetch_blocks else "own").inc()
         if todo.drawn:
             mesh.counts.migrated += 1
@@ -288,7 +261,11 @@ class Run:
             age = max(self._loop.time() - self.generation.arrived, 0.0)
             return write(age, slo - age)
 
-        self.inbox.put_nowait(await self._mesh.teller.ask(side, ref, make))
+        event = await self._mesh.teller.ask(side, ref, make)
+        if isinstance(event, events.Took) and event.load:
+            self._mesh.ledger.report(ref.id, event.load, self._loop.time())
+            self.settle(ref)
+        self.inbox.put_nowait(event)
 
     def _left(self, left: Left | None) -> None:
         """An attempt ended; choose again, unless there is nothing to gain by it."""
@@ -299,7 +276,7 @@ class Run:
         if left.fatal and left.error:
             raise left.error
         self._failure = left.error or AttemptFailed(f"attempt {left.attempt.number} ended: {left.reason}")
-        if self.attempts.exhausted:
+        if self.attempts.exhausted or self._out_of_patience():
             raise self._failed()
         self._mesh.counts.retried += 1
         metrics.RETRIES.labels(metrics.reason(left.reason)).inc()

@@ -1,0 +1,44 @@
+"""One live attempt as a run holds it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.trace import Span, StatusCode
+
+from services.conductor.dispatch.asking import Letters
+from services.conductor.dispatch.attempts import Attempt, Side
+from services.conductor.dispatch.placing import Placement
+
+
+class Effort:
+    """Its booking, its letters, its tasks and its span; all end with it. ``first``: when its first token came.
+    ``drew``: sides that a token came from."""
+
+    def __init__(self, attempt: Attempt, placement: Placement, letters: Letters, span: Span, now: float) -> None:
+        self.attempt = attempt
+        self.placement = placement
+        self.letters = letters
+        self.span = span
+        self.started = now
+        self.first: float | None = None
+        self.drew: set[Side] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        with trace.use_span(self.span, end_on_exit=False):
+            task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def end(self, reason: str = "") -> None:
+        """Idempotent. Messages to instances are the run's."""
+        for task in self.tasks:
+            task.cancel()
+        self.placement.booking.end()
+        if reason:
+            self.span.set_status(StatusCode.ERROR, reason)
+        self.span.end()
