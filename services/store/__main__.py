@@ -16,6 +16,9 @@ from shared.telemetry import log, setup
 
 logger = log("store")
 
+SWITCH_INTERVAL = 0.0005
+"""Seconds that a transfer thread waits for the GIL at most, while the loop runs Python."""
+
 
 async def serve(settings: StoreSettings) -> None:
     """Runs until told to stop. Raises MooncakeError when it cannot start or may not go on."""
@@ -37,6 +40,7 @@ async def serve(settings: StoreSettings) -> None:
 def main() -> int:
     settings = load(StoreSettings, prog="store")
     setup("store", settings)
+    sys.setswitchinterval(SWITCH_INTERVAL)
     try:
         asyncio.run(serve(settings))
     except MooncakeError as e:

@@ -59,6 +59,7 @@ class Agent:
             resolve=directory.peer,
             host=settings.host,
             port=settings.port,
+            advertise=settings.advertise,
             policy=TransportPolicy.parse(settings.transports),
             guard=StoreGuard(self.slabs),
             on_call=self._on_call,

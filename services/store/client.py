@@ -15,7 +15,7 @@ from services.store.objects import Data, Objects, Put
 from services.store.session import Session
 from shared.blocks import Namespace
 from shared.engines.base import Fetched, Held, Landing, LandingTarget, Owner, PoolClass, PoolMap, Run
-from shared.errors import AgentGone, InvalidInput
+from shared.errors import AgentGone
 from shared.messages import Ref
 
 HeldList = list[HeldTuple]
@@ -253,8 +253,6 @@ class StoreClient:
 
 
 def _by(owner: Owner, pool_class: PoolClass) -> By:
-    if owner.age != owner.age:
-        raise InvalidInput("an age is a number", field="age")
     return By(owner.id, owner.age, pool_class.value)
 
 

@@ -50,11 +50,11 @@ class LandingControl:
         apart: frozenset[int],
     ) -> tuple[LandingState, list[Held]]:
         """Whole or not at all (rule: landing_whole). Raises DoesNotFit, PoolFull, InvalidInput."""
+        if blocks > slab.memory.slots:
+            slab.pool.slots.check_fits(blocks, PoolClass.LANDING)
         size = slab.geometry.block_size
         if not 0 < tokens <= blocks * size or len(keys) > tokens // size or not apart <= frozenset(range(blocks)):
             raise InvalidInput(f"{blocks} blocks do not hold {tokens} tokens with {len(keys)} keys", field="blocks")
-        if blocks > slab.memory.slots:
-            slab.pool.slots.check_fits(blocks, PoolClass.LANDING)
 
         def attempt(keep: int) -> list[Held] | None:
             return whole(slab, connection, keys, blocks, owner, keep)

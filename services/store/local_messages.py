@@ -17,8 +17,8 @@ import hmac
 import msgspec
 
 from shared.blocks import Namespace
-from shared.engines.base import Held, Kind, Owner
-from shared.errors import WireError
+from shared.engines.base import Held, Kind, Owner, PoolClass
+from shared.errors import InvalidInput, WireError
 from shared.messages import Ref
 
 VERSION = 1
@@ -84,8 +84,11 @@ class By(msgspec.Struct, frozen=True, array_like=True):
     age: float
     pool_class: int
 
-    def as_owner(self) -> Owner:
-        return Owner(self.owner, self.age)
+    def checked(self) -> tuple[Owner, PoolClass]:
+        """Raises InvalidInput."""
+        if self.age != self.age or self.pool_class not in PoolClass._value2member_map_:
+            raise InvalidInput(f"age {self.age} or pool class {self.pool_class} is none", field="by")
+        return Owner(self.owner, self.age), PoolClass(self.pool_class)
 
 
 class LeaseLocal(Request, frozen=True, tag="lease"):

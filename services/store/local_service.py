@@ -19,7 +19,7 @@ from services.store.reader import Wanted
 from services.store.removal import Removal
 from services.store.streamer import Streamer
 from shared.blocks import KEY, split_keys
-from shared.engines.base import Fetched, Held, Kind, LandingTarget, PoolClass
+from shared.engines.base import Fetched, Held, Kind, LandingTarget
 from shared.errors import DeadlineExceeded, InvalidInput
 from shared.telemetry import log
 
@@ -76,27 +76,25 @@ class LocalService:
     # -- blocks ----------------------------------------------------------------------------------------
 
     def _lease(self, c: Connection, r: wire.LeaseLocal) -> list[HeldTuple | None]:
-        held = c.slab.pool.lease(keys_of(r.keys), c.id, r.by.as_owner(), PoolClass(r.by.pool_class))
+        held = c.slab.pool.lease(keys_of(r.keys), c.id, *r.by.checked())
         metrics.LOOKUPS.labels("hit").inc(sum(h is not None for h in held))
         metrics.LOOKUPS.labels("miss").inc(held.count(None))
         return [None if h is None else pack_held(h) for h in held]
 
     async def _reserve(self, c: Connection, r: wire.Reserve) -> list[HeldTuple]:
-        owner, pool_class = r.by.as_owner(), PoolClass(r.by.pool_class)
-        held = await c.slab.reserve(keys_of(r.keys), c.id, owner, pool_class, bounded(r.timeout))
-        return pack_all(held)
+        return pack_all(await c.slab.reserve(keys_of(r.keys), c.id, *r.by.checked(), bounded(r.timeout)))
 
     async def _allocate(self, c: Connection, r: wire.Allocate) -> list[HeldTuple]:
         if r.count < 0:
             raise InvalidInput("a negative count", field="count")
-        owner, pool_class = r.by.as_owner(), PoolClass(r.by.pool_class)
-        return pack_all(await c.slab.allocate(r.count, c.id, owner, pool_class, bounded(r.timeout)))
+        return pack_all(await c.slab.allocate(r.count, c.id, *r.by.checked(), bounded(r.timeout)))
 
     async def _wait(self, c: Connection, r: wire.Wait) -> HeldTuple | None:
-        (key,) = keys_of(r.key)
-        if not await c.slab.settled(key, bounded(r.timeout)):
+        if len(r.key) != KEY:
+            raise InvalidInput(f"a key has {KEY} bytes", field="key")
+        if not await c.slab.settled(r.key, bounded(r.timeout)):
             raise DeadlineExceeded(f"the block is still being written after {r.timeout:g} s")
-        held = c.slab.pool.lease([key], c.id, r.by.as_owner(), PoolClass(r.by.pool_class))[0]
+        held = c.slab.pool.lease([r.key], c.id, *r.by.checked())[0]
         return None if held is None else pack_held(held)
 
     def _commit(self, c: Connection, r: wire.Commit) -> Any:
@@ -123,7 +121,7 @@ class LocalService:
         keys = keys_of(r.keys)
         parents = [r.parent, *keys][: len(keys)] if r.chained else [r.parent] * len(keys)
         wanted = [Wanted(key, parent) for key, parent in zip(keys, parents, strict=True)]
-        ask = Ask(c.slab, c.id, r.by.as_owner(), PoolClass(r.by.pool_class))
+        ask = Ask(c.slab, c.id, *r.by.checked())
         return [pack_fetched(f) for f in await self._fetcher.fetch(ask, wanted, r.sources, bounded(r.timeout))]
 
     def _lengths(self, c: Connection, r: wire.Lengths) -> list[int]:
@@ -139,7 +137,7 @@ class LocalService:
             r.blocks,
             r.tokens,
             r.writer,
-            r.by.as_owner(),
+            r.by.checked()[0],
             bounded(r.timeout),
             frozenset(r.apart),
         )

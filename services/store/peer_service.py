@@ -19,6 +19,9 @@ from shared.telemetry import log
 
 logger = log("store.peers")
 
+MAX_DRAIN = 10.0
+"""Seconds that a fence may wait here, whatever it asks for."""
+
 
 class PeerService:
     """``on_call`` of the transfer engine; ``peer`` has proven itself there."""
@@ -37,7 +40,7 @@ class PeerService:
     async def _answer(self, peer: Ref, call: wire.AnyCall) -> Any:
         match call:
             case wire.Fence():
-                return await self._streamer.fence(peer, call.token, call.timeout)
+                return await self._streamer.fence(peer, call.token, min(call.timeout, MAX_DRAIN))
             case wire.Lease():
                 return await self._lease(peer, call)
             case wire.Renew():

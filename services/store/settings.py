@@ -31,9 +31,8 @@ class StoreSettings(CommonSettings, frozen=True, kw_only=True):
     secret: Annotated[
         str, Meta(description="Shared secret of all agents and engines of the mesh.", extra=SECRET, max_length=1024)
     ] = ""
-    host: Annotated[str, Meta(description="Address on which peers reach this agent; IPv6 without brackets.")] = (
-        "127.0.0.1"
-    )
+    host: Annotated[str, Meta(description="Address of the data plane; IPv6 without brackets.")] = "127.0.0.1"
+    advertise: Annotated[str, Meta(description="Address that peers are told, where it is not `host`.")] = ""
     port: Annotated[int, Meta(description="Port of the data plane; 0 picks a free one.", ge=0, le=65535)] = 0
     pool_bytes: Annotated[int, Meta(description="Memory for KV blocks.", ge=1 << 16)] = 1 << 30
     slab_bytes: Annotated[

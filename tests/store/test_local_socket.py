@@ -24,7 +24,7 @@ from services.store.settings import StoreSettings
 from services.store.sync_client import SyncStoreClient
 from shared.blocks import Geometry, Namespace
 from shared.engines.base import Owner, PoolClass
-from shared.errors import AgentGone, ConfigError, InvalidInput, MooncakeError, ProtocolError, Unauthorized
+from shared.errors import AgentGone, ConfigError, DoesNotFit, InvalidInput, ProtocolError, Unauthorized
 
 OWNER = Owner("request/1")
 
@@ -100,7 +100,10 @@ async def test_wrong_arguments_are_refused_and_the_connection_lives(
         lambda id: wire.Contains(id, b"short"),
         lambda id: wire.Reserve(id, key(0), by, -1.0),
         lambda id: wire.Reserve(id, key(0), by, float("nan")),
+        lambda id: wire.Reserve(id, key(0), wire.By("o", 0.0, 77), 1.0),
+        lambda id: wire.Allocate(id, 1, wire.By("o", float("nan"), 0), 1.0),
         lambda id: wire.Allocate(id, -1, by, 1.0),
+        lambda id: wire.Wait(id, b"", by, 1.0),
         lambda id: wire.Commit(id, [1, 2], b"", key(0)),
         lambda id: wire.Commit(id, [1], b"parent", key(0)),
         lambda id: wire.Commit(id, [1], b"", key(0), [0]),
@@ -110,8 +113,8 @@ async def test_wrong_arguments_are_refused_and_the_connection_lives(
     ):
         with pytest.raises(InvalidInput):
             await ask(make, Any)
-    with pytest.raises(MooncakeError):
-        await ask(lambda id: wire.Reserve(id, key(0), wire.By("o", 0.0, 77), 1.0), Any)
+    with pytest.raises(DoesNotFit):
+        await ask(lambda id: wire.OpenLanding(id, b"", 1 << 60, 100, client.agent, by, 1.0), Any)
     assert await client.contains([key(0)]) == [False]
 
 

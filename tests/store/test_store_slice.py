@@ -6,9 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from services.store.client import StoreClient
 from shared.engines.base import Kind, LandingTarget, Owner, PoolClass, Run
+from shared.errors import Fenced, MooncakeError
+from shared.messages import Ref
 
 OWNER = Owner("request/1")
 
@@ -83,3 +86,58 @@ async def test_a_prompt_is_streamed_into_a_landing(
         assert np.array_equal(mine[:, :owed], theirs[:, :owed])
     committed = await decode.commit(held[:2], b"", [key(0), key(1)])
     assert [h.kind for h in committed] == [Kind.PRESENT] * 2
+
+
+async def test_ipv6_and_the_same_node(
+    start_agent: Any, connect: Any, view: Any, key: Callable[[object], bytes]
+) -> None:
+    """Prefill and decode on one node: the stream is a copy inside the slab, through the same checks."""
+    a, b = await start_agent(host="::1", transports="require:tcp"), await start_agent(host="::1")
+    here, there = await connect(a), await connect(b)
+    keys = [key(i) for i in range(2)]
+    data = await write_chain(here, view(here), keys)
+    assert [f.error for f in await there.fetch(keys, b"", [a.ref.id], OWNER, PoolClass.PREFILL, 5.0)] == ["", ""]
+
+    source = [h for h in await here.lease(keys, OWNER) if h is not None]
+    landing = await here.open_landing([], 2, 32, here.agent, OWNER, 1.0)
+    target = LandingTarget(here.agent, landing.token, [h.slot for h in landing.held])
+    size = here.pool.geometry.slot_bytes
+    assert (
+        await here.stream(target, [Run(h.slot, i, 0, 4, 0, 16) for i, h in enumerate(source)], OWNER, 5.0) == 2 * size
+    )
+    assert await here.landed(landing, 1.0)
+    held = await here.close_landing(landing, keep=True)
+    assert [view(here)[h.slot, :size].tobytes() for h in held] == data
+    with pytest.raises(Fenced):
+        await here.stream(target, [Run(source[0].slot, 0, 0, 1, 0, 16)], OWNER, 5.0)
+
+
+async def test_a_writer_may_not_exceed_its_landing(
+    start_agent: Any, connect: Any, key: Callable[[object], bytes], transport: str
+) -> None:
+    a = await start_agent(transports=f"require:{transport}")
+    b = await start_agent(transports=f"require:{transport}")
+    prefill, decode = await connect(a), await connect(b)
+    (source,) = await prefill.allocate(1, OWNER, PoolClass.PREFILL, 1.0)
+    (victim,) = await decode.allocate(1, OWNER, PoolClass.GROWTH, 1.0)
+    landing = await decode.open_landing([], 2, 32, prefill.agent, OWNER, 1.0, apart=frozenset({1}))
+    slots = [h.slot for h in landing.held]
+    run = [Run(source.slot, 0, 0, 4, 0, 16)]
+    other = await connect(b)
+    for bad in (
+        LandingTarget(decode.agent, landing.token, [victim.slot]),
+        LandingTarget(decode.agent, landing.token, [slots[1]]),  # not owed
+        LandingTarget(decode.agent, landing.token + 1, slots),
+        LandingTarget(decode.agent, landing.token, [1 << 40]),
+        LandingTarget(decode.agent, landing.token, [-1]),
+        LandingTarget(Ref(decode.agent.id, 1), landing.token, slots),
+    ):
+        with pytest.raises(MooncakeError):
+            await prefill.stream(bad, run, OWNER, 3.0)
+    with pytest.raises(Fenced):  # another connection's
+        await other.landed(landing, 0.1)
+    await decode.owe(landing, [1])
+    whole = LandingTarget(decode.agent, landing.token, slots)
+    await prefill.stream(whole, [*run, Run(source.slot, 1, 0, 4, 0, 16)], OWNER, 5.0)
+    assert await decode.landed(landing, 1.0)
+    assert a.stats()["store_streams"] == 0
