@@ -74,7 +74,7 @@ class DecodeJob(Job):
 
     def closed(self) -> None:
         self.complete.set()
-        self.service.room.release(self.key)
+        self.service.free_room(self.key)
         self._refuse(UnknownAttempt("the attempt has ended"))
 
     def _refuse(self, error: MooncakeError) -> None:

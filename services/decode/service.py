@@ -76,8 +76,14 @@ class Decode(Instance[DecodeJob]):
             raise ContextLengthExceeded(f"{len(prompt)} tokens, the context has {limit}", field="prompt")
         left = admission.sampling.max_tokens - prompt.first
         self.room.promise(key, len(prompt), min(left, admission.expected_output or self.settings.expected_output))
+        self._reserved.set(self.room.promised)
         self.table.accept(key, admission.gateway, Phase.ADMITTED, admission.lists, self.now())
         self.launch(DecodeJob(self, key, admission, prefill, prompt))
+
+    def free_room(self, key: Key) -> None:
+        """The attempt's promise is over."""
+        self.room.release(key)
+        self._reserved.set(self.room.promised)
 
     # -- prefill -----------------------------------------------------------------------------------------------------
 

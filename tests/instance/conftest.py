@@ -32,6 +32,7 @@ from shared.messages import (
     AnyMessage,
     Cancel,
     Gone,
+    LandingRequest,
     LiveList,
     LiveReply,
     Output,
@@ -41,6 +42,7 @@ from shared.messages import (
     Since,
     SinceReply,
     Source,
+    Start,
     Submit,
     TokenBatch,
     Usage,
@@ -376,6 +378,32 @@ class Mesh:
             return runner.generate(np.array(tokens, dtype=np.uint32), sampling)
 
 
+class Peer:
+    """Plays gateway and prefill by hand, one message at a time, against a decode instance."""
+
+    def __init__(self, name: str, mesh: Mesh) -> None:
+        self.ref, self.mesh = Ref(name, 5), mesh
+        self.bus = mesh.net.join(name)
+
+    def stream(self, decode: Ref) -> Stream:
+        return Stream("r", 1, self.ref, decode, [])
+
+    async def say(self, what: str, stream: Stream, tokens: Sequence[int]) -> AnyMessage:
+        """Send ``admit``, ``landing``, ``start``, ``end`` (a start that finishes) or ``cancel``; the answer."""
+        gateway = self.mesh.gateway
+        header: dict[str, Any] = gateway.header(stream, stream.decode) | {"sender": self.ref}
+        array = np.array(tokens, dtype=np.uint32)
+        admission = gateway.admission(array, len(tokens), greedy(4), [])
+        messages: dict[str, AnyMessage] = {
+            "admit": Admit(**header | {"sender": gateway.ref}, admission=admission, prefill=self.ref),
+            "landing": LandingRequest(**header, admission=admission, agent=Ref("node-p", 3)),
+            "start": Start(**header, output=Output(0, 5)),
+            "end": Start(**header, output=Output(0, 5, "stop")),
+            "cancel": Cancel(**header | {"sender": gateway.ref}),
+        }
+        return await self.bus.request(stream.decode.id, messages[what], 5.0)
+
+
 def make_tokens(count: int, seed: int = 0) -> list[int]:
     """Prompt tokens; never the same first block for two seeds."""
     return [int(t) for t in np.random.default_rng(seed).integers(0, 1000, count)]
@@ -392,6 +420,9 @@ class Kit:
     mesh: type[Mesh] = Mesh
     faults: type[Faults] = Faults
     block: int = BLOCK
+
+    def peer(self, name: str, mesh: Mesh) -> Peer:
+        return Peer(name, mesh)
 
     def tokens(self, count: int, seed: int = 0) -> list[int]:
         return make_tokens(count, seed)

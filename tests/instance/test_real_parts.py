@@ -42,8 +42,8 @@ class RealMesh:
     """One prefill and one decode instance for each agent; the kit's gateway over the memory bus."""
 
     def __init__(self, kit: Any, model: Path, transports: str) -> None:
-        patient = {"pool_timeout_s": 30.0, "peer_timeout_s": 30.0}
-        prefill, decode = PrefillSettings(prefill_chunk=32, **patient), DecodeSettings(**patient)
+        prefill = PrefillSettings(prefill_chunk=32, pool_timeout_s=30.0, peer_timeout_s=30.0)
+        decode = DecodeSettings(pool_timeout_s=30.0, peer_timeout_s=30.0)
         self.base = kit.mesh(prefills=0, decodes=0, prefill=prefill, decode=decode)
         self.base.namespace = engine_of(model).namespace
         self.model, self.transports, self.agents = model, transports, list[Any]()
@@ -81,6 +81,7 @@ class RealMesh:
     async def quiet(self) -> None:
         """No engine holds anything at any agent."""
         await self.base.quiet()
+        stats: list[dict[str, float]] = []
         for _ in range(40):
             stats = [agent.stats() for agent in self.agents]
             kinds = ("store_holds", "store_landings", "store_quarantined", "store_streams", "store_leases")
