@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ GRACE = {SERVERS: 1.0, STORES: 1.5, ENGINES: 2.5, CONDUCTOR: 4.0}
 """Seconds from SIGTERM to SIGKILL; all together under ten."""
 
 DRAIN = 2.0
+SERVICES = ("store", "prefill", "decode", "conductor")
 TRANSPORTS = {"auto": "prefer:shm,tcp", "shm": "require:shm", "tcp": "require:tcp"}
 KEPT = ("MOONCAKE_CACHE",)
 Environment = Mapping[str, str]
@@ -29,7 +31,8 @@ Flags = dict[str, object]
 @dataclass(frozen=True)
 class Wiring:
     """What ``up`` has found or made up before anything starts. ``mark`` names this run; ``nats`` and ``redis`` are
-    URLs; ``folder`` holds the model, served as ``served``. ``colour``: children may colour their lines."""
+    URLs; ``folder`` holds the model, served as ``served``; ``config`` is the file of settings, "" for none. ``colour``:
+    children may colour their lines."""
 
     mark: str
     secret: str
@@ -38,6 +41,7 @@ class Wiring:
     folder: str
     served: str
     port: int
+    config: str = ""
     colour: bool = False
 
 
@@ -131,9 +135,14 @@ class Plan:
 
     def _own_variables(self, kind: str) -> dict[str, str]:
         """Variables that are settings of this service and not of ``up``, and the file of settings."""
-        taken = {setting.variable for setting in settings_of(UpSettings)}
-        names = {setting.variable for setting in settings_of(settings_type(kind))} - taken
-        return {name: self._env[name] for name in {*names, "MOONCAKE_CONFIG"} if name in self._env}
+        config = {"MOONCAKE_CONFIG": os.path.abspath(self.wiring.config)} if self.wiring.config else {}
+        return config | {name: self._env[name] for name in variables(kind) if name in self._env}
+
+
+def variables(kind: str) -> set[str]:
+    """Variables that ``up`` hands on to this service: its settings, but for those that ``up`` has by the same name."""
+    taken = {setting.variable for setting in settings_of(UpSettings)}
+    return {setting.variable for setting in settings_of(settings_type(kind))} - taken
 
 
 def _port(url: str) -> int:

@@ -16,12 +16,12 @@ import click
 
 from cli.console import Lines, err
 from cli.model import find_model
-from cli.plan import Plan, Wiring
+from cli.plan import SERVICES, Plan, Wiring, variables
 from cli.probe import socket_listens, why_not_bindable, why_unreachable
 from cli.ready import Ready
 from cli.settings import UpSettings
 from cli.supervisor import WRONG_SETTING, Supervisor
-from shared.config import load, usage
+from shared.config import config_file, from_flags, load, usage
 from shared.embedded import free_port
 from shared.errors import ConfigError, DeadlineExceeded, MooncakeError
 from shared.model import served_name
@@ -44,8 +44,10 @@ def up(arguments: tuple[str, ...]) -> None:
         click.echo(f"{inspect.getdoc(UpSettings)}\n\n{usage(settings_of(UpSettings), 'mooncake up')}")
         return
     try:
-        settings = load(UpSettings, arguments, prog="up")
-        code = asyncio.run(Up(settings).run())
+        others = set[str]().union(*map(variables, SERVICES))
+        settings = load(UpSettings, arguments, prog="up", others=others)
+        flags = from_flags(settings_of(UpSettings), arguments)
+        code = asyncio.run(Up(settings, config_file(flags, os.environ)).run())
     except ConfigError as error:
         raise Refused(error.message) from None
     except MooncakeError as error:
@@ -62,8 +64,9 @@ class Refused(click.ClickException):
 class Up:
     """One run of a mesh, from nothing to ready to nothing."""
 
-    def __init__(self, settings: UpSettings) -> None:
+    def __init__(self, settings: UpSettings, config: str = "") -> None:
         self.settings = settings
+        self.config = config
         self._begin = time.monotonic()
         self._stop = asyncio.Event()
         self._lines = Lines(() if settings.log_level == "debug" else TALKERS)
@@ -97,6 +100,7 @@ class Up:
             folder=self._folder(),
             served=served_name(self.settings.model),
             port=port,
+            config=self.config,
             colour=err.is_terminal and not err.no_color,
         )
 

@@ -12,7 +12,7 @@ import difflib
 import logging
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -28,7 +28,7 @@ __all__ = ["SECRET", "CommonSettings", "load", "settings_of"]
 SECTIONS = ("up", "store", "prefill", "decode", "conductor")
 """Sections of a YAML file. One file can serve the whole mesh: each process reads the top and its own section."""
 
-OWN_VARIABLES = frozenset({"MOONCAKE_CONFIG", "MOONCAKE_CACHE", "MOONCAKE_MESH_ID", "MOONCAKE_PARENT_FD"})
+OWN_VARIABLES = frozenset({"MOONCAKE_CONFIG", "MOONCAKE_CACHE", "MOONCAKE_MESH_ID", "MOONCAKE_URL", "MOONCAKE_API_KEY"})
 """Variables that are no field of any settings type."""
 
 
@@ -157,32 +157,41 @@ def _read_yaml(path: str) -> dict[Any, Any]:
 # -- loading -----------------------------------------------------------------------------------------------
 
 
-def load(kind: type[S], argv: Sequence[str] | None = None, env: Mapping[str, str] | None = None, prog: str = "") -> S:
+def load(
+    kind: type[S],
+    argv: Sequence[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    prog: str = "",
+    others: Collection[str] = (),
+) -> S:
     """The settings of this process.
 
     ``argv`` is without the program's name. When it is not given, the process's own command line is read and a wrong
     setting ends the process with one line on stderr and exit code 2; otherwise ConfigError is raised. ``--help`` prints
     the settings and exits. ``prog`` names the program there, and the YAML section of types outside ``services.*``.
+    ``others``: variables that are meant for somebody else, and no reason for a warning.
     """
+    env = os.environ if env is None else env
     if argv is not None:
-        return _load(kind, argv, os.environ if env is None else env, prog)
+        return _load(kind, argv, env, prog, others)
     try:
-        return _load(kind, sys.argv[1:], os.environ if env is None else env, prog)
+        return _load(kind, sys.argv[1:], env, prog, others)
     except ConfigError as error:
         print(f"{prog or service_name(kind) or 'mooncake'}: {error.message}", file=sys.stderr)
         sys.exit(2)
 
 
-def _load(kind: type[S], argv: Sequence[str], env: Mapping[str, str], prog: str) -> S:
+def _load(kind: type[S], argv: Sequence[str], env: Mapping[str, str], prog: str, others: Collection[str]) -> S:
     settings = settings_of(kind)
     if {"--help", "-h"} & set(argv):
         print(usage(settings, prog or service_name(kind)))
         sys.exit(0)
     flags = from_flags(settings, argv)
-    path = str(flags.pop("--config", (env.get("MOONCAKE_CONFIG", ""), ""))[0])
+    path = config_file(flags, env)
+    flags.pop("--config", None)
     found = from_yaml(settings, path, service_name(kind) or prog) if path else {}
     found |= from_variables(settings, env) | flags
-    _warn_once(settings, env)
+    _warn_once(settings, env, others)
     values = {s.name: convert(s, *found[s.name]) for s in settings if s.name in found}
     for setting in settings:
         if setting.required and setting.name not in values:
@@ -191,6 +200,11 @@ def _load(kind: type[S], argv: Sequence[str], env: Mapping[str, str], prog: str)
         return kind(**values)
     except (TypeError, ValueError) as error:  # what __post_init__ has against the combination
         raise ConfigError(str(error)) from None
+
+
+def config_file(flags: Mapping[str, tuple[object, str]], env: Mapping[str, str]) -> str:
+    """The YAML file that ``--config`` (see :func:`from_flags`), else ``MOONCAKE_CONFIG`` names; "" for none."""
+    return str(flags["--config"][0]) if "--config" in flags else env.get("MOONCAKE_CONFIG", "")
 
 
 def service_name(kind: type[msgspec.Struct]) -> str:
@@ -202,8 +216,8 @@ def service_name(kind: type[msgspec.Struct]) -> str:
 _warned: set[str] = set()
 
 
-def _warn_once(settings: Sequence[Setting], env: Mapping[str, str]) -> None:
-    unknown = [name for name in unknown_variables(settings, env) if name not in _warned]
+def _warn_once(settings: Sequence[Setting], env: Mapping[str, str], others: Collection[str]) -> None:
+    unknown = [name for name in unknown_variables(settings, env) if name not in _warned and name not in others]
     if not unknown:
         return
     _warned.update(unknown)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,7 +114,6 @@ def test_variables_for_up_do_not_reach_services_and_theirs_do() -> None:
         "MOONCAKE_LEASE_TTL": "2.5",
         "MOONCAKE_MAX_BATCH": "7",
         "MOONCAKE_CACHE": "/cache",
-        "MOONCAKE_CONFIG": "/mesh.yaml",
         "MOONCAKE_NONSENSE": "1",
         "PATH": "/bin",
     }
@@ -121,7 +122,15 @@ def test_variables_for_up_do_not_reach_services_and_theirs_do() -> None:
     assert "MOONCAKE_PORT" not in store and "MOONCAKE_NONSENSE" not in store
     assert store["MOONCAKE_LEASE_TTL"] == "2.5" and "MOONCAKE_LEASE_TTL" not in decode
     assert decode["MOONCAKE_MAX_BATCH"] == "7" and "MOONCAKE_MAX_BATCH" not in store
-    assert store["MOONCAKE_CACHE"] == "/cache" and store["MOONCAKE_CONFIG"] == "/mesh.yaml" and store["PATH"] == "/bin"
+    assert store["MOONCAKE_CACHE"] == "/cache" and store["PATH"] == "/bin"
+
+
+def test_the_file_of_settings_reaches_every_service_wherever_it_runs(tmp_path: Path) -> None:
+    file = tmp_path / "mesh.yaml"
+    file.write_text("store: {lease_ttl: 2.5}\ndecode: {max_batch: 7}\n")
+    made = Plan(UpSettings(), replace(WIRING, config=str(file)), {})
+    assert understood(next(made.stores())).lease_ttl == 2.5
+    assert understood(list(made.engines())[1]).max_batch == 7
     assert "MOONCAKE_CONFIG" not in made.servers()[0].env
 
 

@@ -231,6 +231,25 @@ def test_unknown_variables_warn_once_and_do_no_harm(caplog: pytest.LogCaptureFix
     assert "MOONCAKE_CACHE" not in message
 
 
+def test_variables_of_others_are_no_reason_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    load(Example, [], {"MOONCAKE_LEASE_TTL": "1"}, others={"MOONCAKE_LEASE_TTL"})
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("argv", "file"),
+    [
+        ([], "/env"),
+        (["--config", "/a"], "/a"),
+        (["--config=/a", "--size", "1", "--config", "/b"], "/b"),
+        (["--secret", "--config"], "/env"),
+    ],
+)
+def test_the_last_config_flag_names_the_file(argv: Sequence[str], file: str) -> None:
+    flags = config.from_flags(settings_of(Example), argv)
+    assert config.config_file(flags, {"MOONCAKE_CONFIG": "/env"}) == file
+
+
 # -- the process's own command line ------------------------------------------------------------------------
 
 
