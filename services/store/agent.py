@@ -21,6 +21,7 @@ from services.store.local_service import LocalService
 from services.store.local_socket import LocalSocket
 from services.store.peer_service import PeerService
 from services.store.peers import PeerCalls
+from services.store.rates import Rate
 from services.store.reader import RemoteReader
 from services.store.removal import Removal
 from services.store.settings import StoreSettings
@@ -66,10 +67,12 @@ class Agent:
         )
         self.slabs.bind(self.engine)
         calls = PeerCalls(self.engine)
+        self._rate = Rate()
         self._landings = LandingControl(ref, self.engine, calls, settings.drain_timeout)
-        self._streamer = Streamer(ref, self.engine, calls, self._landings, self._threads)
+        self._streamer = Streamer(ref, self.engine, calls, self._landings, self._threads, self._rate)
         self._peers = PeerService(self.slabs, self._landings, self._streamer, self._threads)
-        self._fetcher = Fetcher(ref.id, RemoteReader(self.engine, calls, settings, self._threads), directory)
+        reader = RemoteReader(self.engine, calls, settings, self._threads, self._rate)
+        self._fetcher = Fetcher(ref.id, reader, directory)
         removal = Removal(calls, directory)
         self.local = LocalService(self._fetcher, self._landings, self._streamer, directory, removal, self.stats)
         self._socket = LocalSocket(settings.socket, settings.secret, ref, self.slabs.attach, self.local)
@@ -158,6 +161,7 @@ class Agent:
             used=int(shown["store_slots"]),
             slot_bytes=max((slab.memory.stride for slab in self.slabs.values()), default=0),
             backlog_bytes=self._backlog,
+            rate=self._rate.value,
             held={kind: shown[kind] for kind in metrics.HELD},
             metrics=self.metrics,
             pid=os.getpid(),

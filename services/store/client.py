@@ -8,6 +8,8 @@ import os
 from collections.abc import Sequence
 from typing import Self
 
+from opentelemetry import propagate
+
 from services.store import local_messages as wire
 from services.store.attach import Attached, attach
 from services.store.local_messages import By, HeldTuple, unpack_held
@@ -189,9 +191,9 @@ class StoreClient:
         chained: bool = True,
     ) -> list[Fetched]:
         """``chained`` False: the blocks do not follow each other, each comes after ``parent``."""
-        by, packed, from_ = _by(owner, pool_class), b"".join(keys), list(sources)
+        by, packed, from_, trace = _by(owner, pool_class), b"".join(keys), list(sources), _trace()
         answer: list[wire.FetchedTuple] = await self._session.ask(
-            lambda id: wire.Fetch(id, packed, parent, from_, by, timeout, chained),
+            lambda id: wire.Fetch(id, packed, parent, from_, by, timeout, chained, trace),
             list[wire.FetchedTuple],
             timeout,
             lambda late: self._give_back([f.held for f in late]),
@@ -245,11 +247,18 @@ class StoreClient:
 
     async def stream(self, target: LandingTarget, runs: Sequence[Run], owner: Owner, timeout: float) -> int:
         packed = [(r.slot, r.block, r.first_layer, r.last_layer, r.first_token, r.last_token) for r in runs]
-        slots = list(target.slots)
+        slots, trace = list(target.slots), _trace()
         answer: int = await self._session.ask(
-            lambda id: wire.Stream(id, target.agent, target.token, slots, packed, timeout), int, timeout
+            lambda id: wire.Stream(id, target.agent, target.token, slots, packed, timeout, trace), int, timeout
         )
         return answer
+
+
+def _trace() -> dict[str, str]:
+    """The current trace context, so that the agent's spans belong to the request."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return carrier
 
 
 def _by(owner: Owner, pool_class: PoolClass) -> By:

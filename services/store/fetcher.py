@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
+from opentelemetry.context import Context
+
 from services.store.directory import Directory
 from services.store.fetches import FetchTable
 from services.store.metrics import FETCH_FAILED
@@ -36,6 +38,7 @@ class Ask:
     connection: int
     owner: Owner
     pool_class: PoolClass
+    trace: Context | None = None
     results: dict[bytes, Fetched] = field(default_factory=dict)
     open: bool = True
 
@@ -162,7 +165,7 @@ class Fetcher:
     ) -> None:
         """Ask one agent after the other for what is still missing."""
         missing = list(wanted)
-        with tracer().start_as_current_span("store.fetch") as span:
+        with tracer().start_as_current_span("store.fetch", ask.trace) as span:
             async for agent in self._candidates([w.key for w in wanted], sources):
                 left = deadline - asyncio.get_running_loop().time()
                 if not missing:

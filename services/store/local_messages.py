@@ -147,7 +147,7 @@ class Release(Request, frozen=True, tag="release"):
 
 
 class Fetch(Request, frozen=True, tag="fetch"):
-    """-> list[FetchedTuple]"""
+    """-> list[FetchedTuple]. ``trace``: W3C trace context of the asker."""
 
     keys: bytes
     parent: bytes
@@ -155,6 +155,7 @@ class Fetch(Request, frozen=True, tag="fetch"):
     by: By
     timeout: float
     chained: bool = True
+    trace: dict[str, str] = {}
 
 
 class OpenLanding(Request, frozen=True, tag="open_landing"):
@@ -191,13 +192,14 @@ class CloseLanding(Request, frozen=True, tag="close_landing"):
 
 
 class Stream(Request, frozen=True, tag="stream"):
-    """-> int. ``runs``: (slot, block, first_layer, last_layer, first_token, last_token)."""
+    """-> int. ``runs``: (slot, block, first_layer, last_layer, first_token, last_token). ``trace`` as in Fetch."""
 
     agent: Ref
     token: int
     slots: list[int]
     runs: list[tuple[int, int, int, int, int, int]]
     timeout: float
+    trace: dict[str, str] = {}
 
 
 class Lengths(Request, frozen=True, tag="lengths"):

@@ -8,6 +8,8 @@ import select
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from opentelemetry import propagate
+
 from services.store import local_messages as wire
 from services.store import metrics
 from services.store.connection import Connection, Handler
@@ -21,7 +23,7 @@ from services.store.streamer import Streamer
 from shared.blocks import KEY, split_keys
 from shared.engines.base import Fetched, Held, Kind, LandingTarget
 from shared.errors import DeadlineExceeded, InvalidInput
-from shared.telemetry import log
+from shared.telemetry import log, tracer
 
 logger = log("store.local")
 
@@ -121,7 +123,7 @@ class LocalService:
         keys = keys_of(r.keys)
         parents = [r.parent, *keys][: len(keys)] if r.chained else [r.parent] * len(keys)
         wanted = [Wanted(key, parent) for key, parent in zip(keys, parents, strict=True)]
-        ask = Ask(c.slab, c.id, *r.by.checked())
+        ask = Ask(c.slab, c.id, *r.by.checked(), propagate.extract(r.trace))
         return [pack_fetched(f) for f in await self._fetcher.fetch(ask, wanted, r.sources, bounded(r.timeout))]
 
     def _lengths(self, c: Connection, r: wire.Lengths) -> list[int]:
@@ -151,7 +153,10 @@ class LocalService:
 
     async def _stream(self, c: Connection, r: wire.Stream) -> int:
         target = LandingTarget(r.agent, r.token, r.slots)
-        return await self._streamer.stream(c.slab, target, r.runs, bounded(r.timeout))
+        with tracer().start_as_current_span("store.stream", propagate.extract(r.trace)) as span:
+            moved = await self._streamer.stream(c.slab, target, r.runs, bounded(r.timeout))
+            span.set_attribute("mooncake.bytes", moved)
+            return moved
 
     # -- the end of a connection -----------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from services.store.checksums import checksum
 from services.store.leases import Borrowed
 from services.store.metrics import CORRUPT, FETCHED, count_bytes
 from services.store.peers import PeerCalls
+from services.store.rates import Rate
 from services.store.settings import StoreSettings
 from services.store.slab import AGENT, Slab, boottime
 from services.store.transfer.base import Op, Request, Result, Status, TransferEngine
@@ -64,12 +66,13 @@ class Copy:
 
 class RemoteReader:
     def __init__(
-        self, engine: TransferEngine, calls: PeerCalls, settings: StoreSettings, threads: ThreadPoolExecutor
+        self, engine: TransferEngine, calls: PeerCalls, settings: StoreSettings, threads: ThreadPoolExecutor, rate: Rate
     ) -> None:
         self._engine = engine
         self._calls = calls
         self._settings = settings
         self._threads = threads
+        self._rate = rate
         self._told: set[asyncio.Task[None]] = set()
 
     async def read(
@@ -176,7 +179,12 @@ class RemoteReader:
             for c in copies
         ]
         left = max(0.001, deadline - asyncio.get_running_loop().time())
-        return await self._engine.transfer(requests, left) if requests else []
+        if not requests:
+            return []
+        began = time.monotonic()
+        results = await self._engine.transfer(requests, left)
+        self._rate.add(sum(result.moved for result in results), time.monotonic() - began)
+        return results
 
     async def _check(
         self,

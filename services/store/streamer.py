@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from services.store.landings import Span
 from services.store.metrics import count_bytes
 from services.store.moves import Move, RunTuple, check_run, moves_of
 from services.store.peers import PeerCalls
+from services.store.rates import Rate
 from services.store.slab import Slab
 from services.store.transfer.base import Op, Request, Result, Status, TransferEngine
 from shared.engines.base import LandingTarget
@@ -31,12 +33,14 @@ class Streamer:
         calls: PeerCalls,
         landings: LandingControl,
         threads: ThreadPoolExecutor,
+        rate: Rate,
     ) -> None:
         self._me = me
         self._engine = engine
         self._calls = calls
         self._landings = landings
         self._threads = threads
+        self._rate = rate
         self._refused: OrderedDict[int, None] = OrderedDict()
         self._tasks: set[asyncio.Task[int]] = set()
 
@@ -87,10 +91,13 @@ class Streamer:
             Request(Op.WRITE, slab.name, m.source, target.agent, slab.name, m.target, m.length, target.token)
             for m in moves
         ]
+        began = time.monotonic()
         results = await self._engine.transfer(requests, timeout)
         for result in results:
             count_bytes(result.transport, "out", result.moved)
-        return sum_of(results)
+        moved = sum_of(results)
+        self._rate.add(moved, time.monotonic() - began)
+        return moved
 
     async def _move_here(self, slab: Slab, target: LandingTarget, moves: Sequence[Move], spans: Sequence[Span]) -> int:
         """Prefill and decode on one node: the same checks, one copy inside the slab."""

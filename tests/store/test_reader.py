@@ -10,6 +10,7 @@ import pytest
 
 from services.store.agent import Agent
 from services.store.client import StoreClient
+from services.store.rates import HALF, Rate
 from services.store.settings import StoreSettings
 from services.store.transfer.base import Request, Result
 from shared.config import load
@@ -130,3 +131,13 @@ def test_settings_are_checked_together() -> None:
     assert StoreSettings(verify_shm="off", verify_tcp="off").checksums is False
     assert StoreSettings().verify_over("shm") == "sample" and StoreSettings().verify_over("tcp") == "always"
     assert StoreSettings(verify="always").verify_over("shm") == "always"
+
+
+def test_the_rate_follows_what_is_measured_and_small_transfers_say_nothing() -> None:
+    rate = Rate()
+    rate.add(1000, 1.0)
+    assert rate.value == 0.0
+    rate.add(1 << 20, 0.5)
+    assert rate.value == 2 << 20
+    rate.add(HALF, HALF / (4 << 20))
+    assert rate.value == 3 << 20
