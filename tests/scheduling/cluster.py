@@ -77,6 +77,7 @@ def decode_view(running: Sequence[float], **more: Any) -> DecodeView:
         "kv_tokens": np.zeros(n),
         "room": np.full(n, 2**40),
         "total": np.full(n, 2**40),
+        "most": np.full(n, 2**40),
         "assigned": np.zeros(n, dtype=np.int64),
         "open": np.ones(n, dtype=bool),
         "turn": np.zeros(n, dtype=np.int64),

@@ -95,6 +95,35 @@ def test_what_decode_reports_of_ours_is_not_others() -> None:
     assert view.steps(0.0, 0.0)[0] == pytest.approx(0.01 + 0.001 * (2 + 1 + 1))
 
 
+def test_predictions_are_corrected_by_what_happens() -> None:
+    ledger = fleet(2, 1)
+    for _ in range(100):
+        ledger.prefills.observe("p0", 1000, 500, 1.0)  # twice what the model says
+    view = ledger.view(b"", {}, 0.0).prefill
+    assert list(view.seconds(1000, 0)) == [pytest.approx(2.0, rel=0.01), 1.0]
+    ledger.report("p0", Load(queued=1, queue_ms=300.0), 0.0)
+    assert ledger.prefills.queue(0.0)[0] == pytest.approx(0.6, rel=0.01)
+    ledger.put_prefill("p0", "a0", PrefillModel(0.0, 0.002, 0.0))  # it publishes a better model: new truth to learn
+    for _ in range(100):
+        ledger.prefills.observe("p0", 1000, 500, 1.0)
+    assert ledger.view(b"", {}, 0.0).prefill.seconds(1000, 0)[0] == pytest.approx(2.0, rel=0.01)
+    ledger.prefills.observe("nobody", 1, 1, 1.0)
+
+
+def test_steps_are_timed_from_reports_of_a_busy_batch() -> None:
+    ledger = fleet(1, 1)
+    for second in range(100):  # twenty steps a second, where the model says eleven milliseconds a step
+        load = Load(running=1, busy=True, progress=20 * second, total_blocks=10, room_blocks=10)
+        ledger.report("d0", load, float(second))
+        ledger.report("d0", load, second + 0.1)  # too soon to tell anything
+    seat = ledger.decodes.seats["d0"]
+    assert seat.model.seconds(1, 0) == pytest.approx(0.05, rel=0.02)
+    corrected = seat.correction
+    ledger.report("d0", Load(running=0, busy=False, progress=2000), 200.0)
+    ledger.report("d0", Load(running=1, busy=True, progress=2001), 300.0)  # was idle in between
+    assert seat.correction == corrected
+
+
 def test_what_other_conductors_reserved_counts_as_coming() -> None:
     ledger = fleet(1, 2)
     ledger.decodes.others("d0", 3, 30)

@@ -227,7 +227,7 @@ def test_decode_is_chosen_for_the_time_when_prefill_ends(views: Views) -> None:
 
 
 def test_only_those_with_room_are_asked(views: Views) -> None:
-    ask = views.ask(1000)
+    ask = views.ask(1000, expected_output=100)
     need = ask.total_blocks
     view = views.all([0.0], [0], [], [0, 9])
 
@@ -239,8 +239,18 @@ def test_only_those_with_room_are_asked(views: Views) -> None:
     assert isinstance(fits, Decision) and fits.decode == "d1"
     full = decide([0, 0], [1000, 1000])
     assert isinstance(full, Rejection) and full.reason == "no_room" and full.retry_after > 0
-    never = decide([0, 0], [need - 1, need - 1])
+    never = decide([0, 0], [need - 1, ask.least_blocks - 1])
+    assert isinstance(never, Rejection) and never.reason == "no_room"  # the first would do, for a shorter answer
+    never = decide([0, 0], [ask.least_blocks - 1] * 2)
     assert isinstance(never, Rejection) and never.reason == "does_not_fit"
+
+
+def test_more_than_an_empty_instance_promises_gets_all_of_it(views: Views) -> None:
+    ask, view = views.ask(1000, expected_output=10_000), views.all([0.0], [0], [], [0])
+    for room, good in ((95, True), (94, False)):
+        decode = views.decode([0], room=np.array([room]), most=np.array([95]), total=np.array([100]))
+        decided = scheduler().decide(ask, type(view)(view.prefill, decode, view.sources), None)
+        assert isinstance(decided, Decision) == good
 
 
 def test_objectives(views: Views) -> None:

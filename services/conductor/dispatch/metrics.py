@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shared.messages import Usage
 from shared.telemetry import counter, histogram
 
 DECISION = (0.00002, 0.00005, 0.0001, 0.00015, 0.0003, 0.0006, 0.0012, 0.0025, 0.005, 0.01, 0.05)
@@ -47,3 +48,13 @@ REASONS = frozenset(
 def reason(code: str) -> str:
     """A label value: codes of newer peers are "other"."""
     return code if code in REASONS else "other"
+
+
+def first_token(predicted: float, actual: float, tokens: int, usage: Usage | None) -> None:
+    """The first token of an attempt on ``tokens`` tokens came ``actual`` seconds after it was placed."""
+    TTFT_PREDICTED.observe(predicted)
+    TTFT_ACTUAL.observe(actual)
+    if predicted > 0:
+        TTFT_RATIO.observe(actual / predicted)
+    PROMPT_TOKENS.inc(tokens)
+    HIT_TOKENS.inc(usage.cached_tokens if usage else 0)

@@ -16,7 +16,7 @@ from services.conductor.dispatch.stream import TokenStream
 from services.conductor.generation import Generation, Token
 from services.conductor.scheduling import Objectives, Rejection
 from shared.errors import AttemptFailed, Contended, DoesNotFit, MooncakeError, NoRoom, PoolFull, Unavailable
-from shared.messages import Ref
+from shared.messages import Ref, Usage
 from shared.telemetry import log, tracer
 
 BACKOFF = 0.1
@@ -165,7 +165,7 @@ class Run:
         if side not in effort.drew:
             self._drew(effort, side)
         if ready and effort.first is None:
-            self._first_token(effort, ready[0], now)
+            self._first_token(effort, event.usage, now)
         return ready
 
     def _drew(self, effort: Effort, side: Side) -> None:
@@ -176,20 +176,16 @@ class Run:
         if side is Side.DECODE:
             self._mesh.lists.remove(effort.placement.prefill, id, complete=True)
 
-    def _first_token(self, effort: Effort, token: Token, now: float) -> None:
+    def _first_token(self, effort: Effort, usage: Usage | None, now: float) -> None:
         effort.first = now
         effort.span.add_event("first token")
         self._place_until, self._backoff = None, BACKOFF
         effort.placement.booking.prefilled(now)
         self._mesh.counts.served[effort.placement.prefill.id] += 1
-        predicted, actual = effort.placement.decision.ttft, now - effort.started
-        metrics.TTFT_PREDICTED.observe(predicted)
-        metrics.TTFT_ACTUAL.observe(actual)
-        if predicted > 0:
-            metrics.TTFT_RATIO.observe(actual / predicted)
-        metrics.PROMPT_TOKENS.inc(effort.placement.ask.tokens)
-        if token.usage:
-            metrics.HIT_TOKENS.inc(token.usage.cached_tokens)
+        metrics.first_token(effort.placement.decision.ttft, now - effort.started, effort.placement.ask.tokens, usage)
+        if usage:
+            tokens, seconds = effort.placement.ask.tokens, usage.prefill_ms / 1000
+            self._mesh.ledger.prefills.observe(effort.placement.prefill.id, tokens, usage.cached_tokens, seconds)
 
     def _bus_changed(self, up: bool) -> None:
         """Running streams wait for the bus, then ask for what they missed."""

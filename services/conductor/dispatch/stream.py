@@ -72,7 +72,7 @@ class TokenStream:
             output, usage = entry
             self._delivered.append(output.token)
             self.complete = bool(output.finish)
-            ready.append(Token(output, usage))
+            ready.append(Token(output, usage if output.index == 0 else None))
         return ready
 
     def ask_at(self) -> float:

@@ -8,30 +8,61 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from services.conductor.scheduling.views import UNLIMITED, DecodeView, without
-from shared.latency import DecodeModel
+from shared.latency import DecodeModel, OnlineCorrection
 from shared.messages import Load
 
 INITIAL = 64
+AS_PUBLISHED = OnlineCorrection()
+LEAST_SPAN = 0.5
+"""Seconds between two reports from which the time of a step can be told."""
+
+
+@dataclass(frozen=True)
+class Reported:
+    at: float
+    load: Load
 
 
 @dataclass
 class DecodeSeat:
     """``running``, ``kv_tokens``: of requests that are not ours. ``unsettled``: booking -> blocks that no report of
-    the instance covers yet. ``room``: blocks, as reported. ``coming``: requests that other conductors have placed there
-    and that do not decode yet, with ``coming_blocks`` in all."""
+    the instance covers yet. ``room``: blocks, as reported; ``most``: the most ever reported, that of an empty instance.
+    ``coming``: requests that other conductors have placed there and that do not decode yet, with ``coming_blocks`` in
+    all. ``published``: the instance's own model, which ``correction`` scales by what really happened.
+    """
 
     id: str
-    model: DecodeModel
+    published: DecodeModel
+    correction: OnlineCorrection = AS_PUBLISHED
     open: bool = True
     running: float = 0.0
     kv_tokens: float = 0.0
     room: int = UNLIMITED
+    most: int = 0
     total: int = UNLIMITED
     turn: int = 0
     assigned: int = 0
     unsettled: dict[int, int] = field(default_factory=dict)
     coming: int = 0
     coming_blocks: int = 0
+    last: Reported | None = None
+
+    @property
+    def model(self) -> DecodeModel:
+        own, factor = self.published, self.correction.factor
+        return DecodeModel(own.base * factor, own.per_sequence * factor, own.per_token * factor)
+
+    def observe(self, load: Load, now: float) -> None:
+        """Two reports with a full batch all along tell how long a step takes."""
+        if self.last and now - self.last.at < LEAST_SPAN:
+            return
+        before, self.last = self.last, Reported(now, load)
+        if before is None or not (load.running and before.load.running and load.busy and before.load.busy):
+            return
+        steps = load.progress - before.load.progress
+        if steps > 0:
+            batch, tokens = (load.running + before.load.running) // 2, (load.kv_tokens + before.load.kv_tokens) // 2
+            self.correction = self.correction.observed(self.published.seconds(batch, tokens), (now - before.at) / steps)
 
 
 class LiveColumns:
@@ -87,10 +118,10 @@ class Decodes:
         seat = self.seats.get(id)
         if seat is None:
             self.seats[id] = DecodeSeat(id, model)
-        elif seat.model == model:
+        elif seat.published == model:
             return
         else:
-            seat.model = model
+            seat.published = model
         self._rebuild()
 
     def remove(self, id: str) -> None:
@@ -108,7 +139,7 @@ class Decodes:
         self.seats[id].open = open
         self._open[self._row[id]] = open
 
-    def report(self, id: str, load: Load) -> None:
+    def report(self, id: str, load: Load, now: float) -> None:
         """What is reported beyond our own joined requests belongs to others."""
         seat, row, count = self.seats[id], self._row[id], len(self.live)
         ours = (self.live.row[:count] == row) & self.live.joined[:count]
@@ -116,6 +147,8 @@ class Decodes:
         seat.kv_tokens = max(0.0, load.kv_tokens - float(self.live.tokens[:count][ours].sum()))
         if load.total_blocks:
             seat.total, seat.room = load.total_blocks, load.room_blocks
+            seat.most = max(seat.most, seat.room)
+        seat.observe(load, now)
         self._refresh(seat)
 
     def others(self, id: str, requests: int, blocks: int) -> None:
@@ -163,6 +196,7 @@ class Decodes:
             kv_tokens=self._kv_tokens + self._coming_blocks * float(block_size),
             room=self._room - self._promised,
             total=self._total,
+            most=self._most,
             assigned=self._assigned + self._coming,
             open=without(self._open, self._row, closed),
             turn=self._turn,
@@ -173,7 +207,9 @@ class Decodes:
         )
 
     def _refresh(self, seat: DecodeSeat) -> None:
-        row = self._row[seat.id]
+        row, model = self._row[seat.id], seat.model
+        self._base[row], self._per_sequence[row], self._per_token[row] = model.base, model.per_sequence, model.per_token
+        self._most[row] = seat.most or UNLIMITED
         self._running[row], self._kv_tokens[row] = seat.running, seat.kv_tokens
         self._room[row], self._total[row], self._turn[row] = seat.room, seat.total, seat.turn
         self._promised[row], self._assigned[row] = sum(seat.unsettled.values()), seat.assigned
@@ -184,9 +220,8 @@ class Decodes:
         size = len(seats)
         self.ids = tuple(seat.id for seat in seats)
         self._row = {id: row for row, id in enumerate(self.ids)}
-        self._base = np.array([seat.model.base for seat in seats], dtype=np.float64)
-        self._per_sequence = np.array([seat.model.per_sequence for seat in seats], dtype=np.float64)
-        self._per_token = np.array([seat.model.per_token for seat in seats], dtype=np.float64)
+        self._base, self._per_sequence, self._per_token = np.zeros(size), np.zeros(size), np.zeros(size)
+        self._most = np.zeros(size, dtype=np.int64)
         self._open = np.array([seat.open for seat in seats], dtype=np.bool_)
         self._running, self._kv_tokens = np.zeros(size), np.zeros(size)
         self._room, self._total = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)

@@ -97,7 +97,7 @@ class Ledger:
         if id in self.prefills.seats:
             self.prefills.report(id, load, now)
         if id in self.decodes.seats:
-            self.decodes.report(id, load)
+            self.decodes.report(id, load, now)
 
     # -- requests --------------------------------------------------------------------------------------
 

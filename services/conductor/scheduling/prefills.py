@@ -8,18 +8,23 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from services.conductor.scheduling.views import Floats, Ints, PrefillView, without
-from shared.latency import PrefillModel
+from shared.latency import OnlineCorrection, PrefillModel
 from shared.messages import Load
+
+
+AS_PUBLISHED = OnlineCorrection()
 
 
 @dataclass
 class PrefillSeat:
     """``unsettled``: booking -> predicted seconds, for bookings that no report of the instance covers yet.
-    ``transfers``: booking -> when its planned fetch will be done."""
+    ``transfers``: booking -> when its planned fetch will be done. ``published``: the instance's own model, which
+    ``correction`` scales by what really happened."""
 
     id: str
     agent: str
-    model: PrefillModel
+    published: PrefillModel
+    correction: OnlineCorrection = AS_PUBLISHED
     open: bool = True
     queue: float = 0.0
     reported_at: float = 0.0
@@ -27,11 +32,16 @@ class PrefillSeat:
     unsettled: dict[int, float] = field(default_factory=dict)
     transfers: dict[int, float] = field(default_factory=dict)
 
+    @property
+    def model(self) -> PrefillModel:
+        own, factor = self.published, self.correction.factor
+        return PrefillModel(own.base * factor, own.linear * factor, own.square * factor)
+
     def report(self, load: Load, now: float) -> None:
         seconds = load.queue_ms / 1000.0
         if not seconds and load.queued_tokens:
-            seconds = self.model.seconds(load.queued_tokens, 0)
-        self.queue, self.reported_at = seconds, now
+            seconds = self.published.seconds(load.queued_tokens, 0)
+        self.queue, self.reported_at = seconds * self.correction.factor, now
 
 
 class Prefills:
@@ -46,11 +56,18 @@ class Prefills:
         seat = self.seats.get(id)
         if seat is None:
             self.seats[id] = PrefillSeat(id, agent, model)
-        elif (seat.agent, seat.model) == (agent, model):
+        elif (seat.agent, seat.published) == (agent, model):
             return
         else:
-            seat.agent, seat.model = agent, model
+            seat.agent, seat.published = agent, model
         self._rebuild()
+
+    def observe(self, id: str, tokens: int, cached: int, seconds: float) -> None:
+        """How long a prefill of ``tokens`` tokens, ``cached`` of them not computed, really took there."""
+        seat = self.seats.get(id)
+        if seat:
+            seat.correction = seat.correction.observed(seat.published.seconds(tokens, cached), seconds)
+            self._refresh(seat)
 
     def remove(self, id: str) -> None:
         if self.seats.pop(id, None):
@@ -136,7 +153,8 @@ class Prefills:
         return own, ready
 
     def _refresh(self, seat: PrefillSeat) -> None:
-        row = self._row[seat.id]
+        row, model = self._row[seat.id], seat.model
+        self._base[row], self._linear[row], self._square[row] = model.base, model.linear, model.square
         self._until[row] = seat.reported_at + seat.queue
         self._pending[row] = sum(seat.unsettled.values())
         self._inbound_until[row] = max(seat.transfers.values(), default=0.0)
@@ -150,9 +168,7 @@ class Prefills:
         self._rows_of_agent: dict[str, list[int]] = {}
         for row, agent in enumerate(self.agents):
             self._rows_of_agent.setdefault(agent, []).append(row)
-        self._base = np.array([seat.model.base for seat in seats], dtype=np.float64)
-        self._linear = np.array([seat.model.linear for seat in seats], dtype=np.float64)
-        self._square = np.array([seat.model.square for seat in seats], dtype=np.float64)
+        self._base, self._linear, self._square = (np.zeros(len(seats)) for _ in range(3))
         self._open = np.array([seat.open for seat in seats], dtype=np.bool_)
         self._turn, self._never = np.zeros(len(seats), dtype=np.int64), np.zeros(len(seats))
         self._until = np.zeros(len(seats))

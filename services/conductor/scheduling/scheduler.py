@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from services.conductor.scheduling.decision import Decision, Prices, Rejection
 from services.conductor.scheduling.policy import Policy
 from services.conductor.scheduling.pricing import transfers
@@ -51,12 +53,11 @@ class Scheduler:
 
 
 def with_room(ask: Ask, view: DecodeView) -> Bools | Rejection:
-    """Which decode instances may be chosen, or why none."""
-    need = ask.total_blocks
-    fits = view.open & (view.total >= need)
+    """Which decode instances may be chosen, or why none. What exceeds an empty instance's promise gets all of it."""
+    fits = view.open & (view.total >= ask.least_blocks)
     if not fits.any():
         return Rejection("does_not_fit")
-    room: Bools = fits & (view.room >= need)
+    room: Bools = fits & (view.room >= np.minimum(ask.total_blocks, view.most))
     return room if room.any() else Rejection("no_room", next_leave(view))
 
 

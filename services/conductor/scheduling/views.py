@@ -33,8 +33,13 @@ class Ask:
 
     @property
     def total_blocks(self) -> int:
-        """Blocks that a decode instance must have room for."""
+        """Blocks that a decode instance should have room for: prompt and expected output."""
         return -(-(self.tokens + self.expected_output) // self.block_size)
+
+    @property
+    def least_blocks(self) -> int:
+        """Blocks without which nothing of it can be decoded."""
+        return -(-(self.tokens + 1) // self.block_size)
 
 
 @dataclass(frozen=True)
@@ -86,9 +91,9 @@ class DecodeView:
     """Decode instances, and the live requests that this conductor has placed on them.
 
     ``running``, ``kv_tokens``: sequences of others (known from reports only) and the tokens they attend to. ``room``:
-    blocks that may still be promised, ``total``: of the empty pool, UNLIMITED where unknown. ``assigned``: live requests
-    placed there. The ``live_*`` columns have one row a live request: its instance's row, when it joins and leaves
-    (seconds from now), its tokens.
+    blocks that may still be promised; ``most``: that of the instance when it is empty; ``total``: of its pool;
+    UNLIMITED where unknown. ``assigned``: live requests placed there. The ``live_*`` columns have one row a live
+    request: its instance's row, when it joins and leaves (seconds from now), its tokens.
     """
 
     ids: Sequence[str]
@@ -99,6 +104,7 @@ class DecodeView:
     kv_tokens: Floats
     room: Ints
     total: Ints
+    most: Ints
     assigned: Ints
     open: Bools
     turn: Ints
