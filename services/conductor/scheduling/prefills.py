@@ -11,7 +11,6 @@ from services.conductor.scheduling.views import Floats, Ints, PrefillView, witho
 from shared.latency import OnlineCorrection, PrefillModel
 from shared.messages import Load
 
-
 AS_PUBLISHED = OnlineCorrection()
 
 
