@@ -87,6 +87,7 @@ class FakeDispatcher:
     open: int = 0
     closed: int = 0
     produced: int = 0
+    completed: int = 0
     scripts: Callable[[Generation], Script] | None = None
 
     @property
@@ -117,6 +118,7 @@ class FakeDispatcher:
                 yield token
             if script.error is not None:
                 raise script.error
+            self.completed += 1
         finally:
             self.open -= 1
             self.closed += 1

@@ -127,6 +127,14 @@ async def test_a_stop_string_ends_an_endless_generation(api: Api) -> None:
     assert api.dispatcher.produced < 400
 
 
+async def test_an_answer_that_ends_by_itself_is_not_cancelled(api: Api) -> None:
+    api.says("Paris is nice")
+    await api.chat()
+    await api.chat_events()
+    await api.complete(prompt=["a", "b"])
+    assert (api.dispatcher.completed, api.dispatcher.closed) == (4, 4)
+
+
 async def test_stop_strings_wait_for_min_tokens(api: Api) -> None:
     api.says("a a a a a a")
     _, answer, _ = await api.complete(stop="a", min_tokens=4, max_tokens=50)

@@ -61,14 +61,15 @@ class Generations:
         self._tasks[choice].cancel()
 
     async def _pump(self, choice: int, generation: Generation) -> None:
+        """To the iterator's own end: one that is closed behind its last token would count as cancelled."""
         self._gauge.inc()
-        stream = self._dispatcher.generate(generation)
+        stream, finish = self._dispatcher.generate(generation), ""
         try:
             async for token in stream:
+                finish = token.output.finish
                 await self._queue.put(Step(choice, token))
-                if token.output.finish:
-                    return
-            raise AttemptFailed("the generation ended without a finish reason")
+            if not finish:
+                raise AttemptFailed("the generation ended without a finish reason")
         except Exception as error:
             await self._queue.put(error)
         finally:
