@@ -82,7 +82,7 @@ class Plan:
             }
             flags |= {"transports": TRANSPORTS[self.settings.transport]}
             flags |= {} if self.settings.verify == "auto" else {"verify": self.settings.verify}
-            yield self._service("store", f"store-{node[5:]}", flags, STORES, {"MOONCAKE_SECRET": self.wiring.secret})
+            yield self._service("store", f"store-{node[5:]}", flags, STORES, self._secret)
 
     def engines(self) -> Iterator[Spec]:
         for role, node in self.nodes():
@@ -90,7 +90,7 @@ class Plan:
             flags: Flags = {"id": name, "node": node, "agent": self.socket(node), "engine": self.settings.engine}
             flags |= {"model": self.wiring.folder, "served_name": self.wiring.served, "dtype": self.settings.dtype}
             flags |= {"block_size": self.settings.block_size, "threads": self.settings.threads}
-            yield self._service(role, name, flags, ENGINES)
+            yield self._service(role, name, flags, ENGINES, self._secret)
 
     def conductor(self) -> Spec:
         own = self.settings
@@ -104,6 +104,11 @@ class Plan:
     def socket(self, node: str) -> str:
         """Abstract: nothing to clean up, and no other mesh on this machine has the same."""
         return f"@mooncake-{self.wiring.mark}-{node}"
+
+    @property
+    def _secret(self) -> dict[str, str]:
+        """For those that touch KV. In the environment: everybody can read command lines."""
+        return {"MOONCAKE_SECRET": self.wiring.secret}
 
     def _service(self, kind: str, name: str, flags: Flags, stage: int, env: Environment | None = None) -> Spec:
         common: Flags = {"mesh": self.settings.mesh, "nats": self.wiring.nats, "redis": self.wiring.redis}

@@ -77,9 +77,9 @@ def test_services_understand_what_they_are_given() -> None:
     assert understood(conductor).api_keys == "/keys.yaml"
 
 
-def test_the_secret_reaches_the_agents_and_no_command_line() -> None:
+def test_the_secret_reaches_agents_and_engines_and_no_command_line() -> None:
     made = plan()
-    assert all(understood(spec).secret == "very-secret" for spec in made.stores())
+    assert all(understood(spec).secret == "very-secret" for spec in (*made.stores(), *made.engines()))
     assert not [word for spec in everything(made) for word in spec.argv if "very-secret" in word]
     assert "very-secret" not in made.conductor().env.values()
 

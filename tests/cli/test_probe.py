@@ -43,6 +43,7 @@ def test_unix_sockets_by_path_and_by_name() -> None:
     assert not socket_listens("@" + name)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("\0" + name)
+        assert not socket_listens("@" + name), "bound is not listening"
         listener.listen()
         assert socket_listens("@" + name)
 
