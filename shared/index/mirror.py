@@ -116,12 +116,14 @@ class Mirror:
                 else:  # a republish: between the batches before and after it, this shard's alone
                     order = (entry.code, shard.latest.get(entry.code, 0), number + 1, at)
                 groups.setdefault(order, []).append((number, entry))
-                if id > shard.exact:
+                if id > shard.exact or entry.op == SWEPT:
                     touched[number, entry.code] = entry
         for order in sorted(groups):
             self._change(groups[order], now)
         for (number, _), entry in touched.items():
             self._check(number, entry)
+        for code in {entry.code for entry in touched.values() if entry.op == SWEPT}:
+            self._swept(code)
         for number in read:
             self._compare(self._shards[number])
 
@@ -143,8 +145,6 @@ class Mirror:
     def _change(self, group: Sequence[tuple[int, Entry]], now: float) -> None:
         """The entries of one batch, or one entry of a republish."""
         first = group[0][1]
-        if first.op == SWEPT:
-            self._swept(first.code)
         if first.op not in (ADD, DELETE):
             return
         column = self._column(first.code)

@@ -29,6 +29,8 @@ class ShardTwin:
     def apply(self, payload: bytes) -> tuple[str, State | None]:
         """(status, what is held of the agent now; None: nothing is known of it)."""
         entry = unpack(payload)
+        if not self.blocks and any(state.size for state in self.taken.values()):
+            self.taken.clear()  # the hash has vanished
         held = self.taken.get(entry.code)
         state, before = entry.state, held or State()
         follows = state.seq > before.seq if entry.op == BEGIN else state.seq == before.seq + 1  # rule: sequence
@@ -62,6 +64,8 @@ class ShardTwin:
 
     def beat(self, code: bytes, state: State, beat: int) -> tuple[State | None, int]:
         self.told[code] = (state, beat)
+        if not self.blocks and self.taken.get(code, State()).size:
+            self.taken.clear()
         return self.taken.get(code), len(self.blocks)
 
     def tip(self) -> tuple[int, dict[bytes, State], dict[bytes, tuple[State, int]]]:

@@ -8,6 +8,17 @@ if version ~= 1 then return redis.error_reply('ERR unknown index entry version')
 local HEAD, KEY, PLACE = 56, 16, 9
 local ADD, DELETE, BEGIN, END, FORCE = 1, 2, 3, 4, 2
 
+-- a hash that vanished (memory was evicted) takes all that is known of it along, so that every agent publishes anew
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  for _, known in ipairs(redis.call('HVALS', KEYS[3])) do
+    local _, there = struct.unpack('<I8I8', known)
+    if there > 0 then
+      redis.call('DEL', KEYS[3])
+      break
+    end
+  end
+end
+
 local held_seq, held_count, held_xor = 0, 0, string.rep('\0', KEY)
 local held = redis.call('HGET', KEYS[3], code)
 if held then held_seq, held_count, held_xor = struct.unpack('<I8I8c16', held) end
