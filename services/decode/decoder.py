@@ -15,7 +15,7 @@ from shared.instance.attempts import Key
 from shared.instance.compute import settle
 from shared.instance.holds import Holds
 from shared.messages import Output, Ref, Usage
-from shared.telemetry import counter, histogram, tracer
+from shared.telemetry import counter, histogram
 
 if TYPE_CHECKING:
     from services.decode.service import Decode
@@ -127,16 +127,14 @@ class Decoder:
         if not batch:
             return
         began = self._service.now()
-        attributes = {"mooncake.batch": len(batch)}
-        with tracer().start_as_current_span("decode", attributes=attributes):
-            drawn = await self._compute(batch)
+        drawn = await self._compute(batch)
         self._steps.observe(self._service.now() - began)
         entries: dict[Ref, list[tuple[Key, Output, Usage | None]]] = {}
         for sequence, draw in zip(batch, drawn, strict=True):
             if sequence in self.batch.running:
                 self._accept(sequence, draw, entries)
         for gateway, outputs in entries.items():
-            self._service.publish(gateway, outputs)
+            self._service.courier.publish(gateway, outputs)
 
     async def _compute(self, batch: Seq[Sequence]) -> list[Drawn | None]:
         """One engine step. When it fails, each sequence is tried alone, so that only the culprit ends."""

@@ -14,8 +14,9 @@ from shared.errors import DoesNotFit, MooncakeError, NoRoom, PoolFull, UnknownAt
 from shared.instance.attempts import Key, Phase
 from shared.instance.compute import settle
 from shared.instance.job import Job, Prompt
+from shared.instance.tracing import span
 from shared.messages import Admission, Need, Output, Ref, Source, Usage
-from shared.telemetry import held, tracer
+from shared.telemetry import held
 
 if TYPE_CHECKING:
     from services.decode.service import Decode
@@ -66,7 +67,9 @@ class DecodeJob(Job):
                 self.complete.set()
                 running.sequence.push((await self.started).token)
                 self.service.table.move(self.key, Phase.RUN)
-                await self._decode(running)
+                with span("decode", prompt_tokens=len(self.prompt)) as current:
+                    await self._decode(running)
+                    current.set_attribute("gen_ai.usage.output_tokens", running.sequence.index)
         except (PoolFull, DoesNotFit) as e:
             refusal = NoRoom(e.message)
             self._refuse(refusal)
@@ -91,7 +94,7 @@ class DecodeJob(Job):
             have = landing.have | apart
             self.service.table.move(self.key, Phase.LANDED)
             self.granted.set_result((landing, have))
-            with tracer().start_as_current_span("landing", attributes={"mooncake.have_blocks": len(have)}):
+            with span("landing", blocks=len(landing.held), have=len(have)):
                 await self._fetch(landing, sorted(apart - landing.have))
                 while not await self.store.landed(landing, LANDED_WAIT_S):
                     pass
@@ -121,7 +124,7 @@ class DecodeJob(Job):
             try:
                 yield await asyncio.shield(opening)
             finally:
-                closing = self.service.spawn(self._close(opening))
+                closing = self.service.courier.spawn(self._close(opening))
                 if opening.done():
                     await settle(closing)
 
@@ -167,7 +170,7 @@ class DecodeJob(Job):
         need = Need(
             sender=self.service.ref, target=self.prefill, request=self.key[0], attempt=self.key[1], blocks=blocks
         )
-        await self.service.insist(self.prefill, need, self.service.settings.peer_timeout_s)
+        await self.service.courier.insist(self.prefill, need, self.service.settings.peer_timeout_s)
 
     # -- running -----------------------------------------------------------------------------------------------------
 

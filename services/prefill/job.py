@@ -16,8 +16,8 @@ from shared.engines.base import Draw, Drawn, LandingTarget, LayerHook, Run, Work
 from shared.errors import InternalError, MooncakeError, ProtocolError
 from shared.instance.attempts import Phase
 from shared.instance.job import Job, Prompt
+from shared.instance.tracing import span
 from shared.messages import LandingGrant, LandingRequest, Output, Ready, Start, Submit, Usage
-from shared.telemetry import tracer
 
 if TYPE_CHECKING:
     from services.prefill.service import Prefill
@@ -45,7 +45,7 @@ class PrefillJob(Job):
             await self.blocks.harden()
             output, usage = await self._prefill()
         if output.finish:
-            self.service.spawn(self._release_decode(output, usage))
+            self.service.courier.spawn(self._release_decode(output, usage))
         self.service.finish(self.key)
 
     def closed(self) -> None:
@@ -54,7 +54,7 @@ class PrefillJob(Job):
     # -- the prefix, while queued ------------------------------------------------------------------------------
 
     async def _find_prefix(self) -> None:
-        with tracer().start_as_current_span("fetch") as span:
+        with span("fetch", blocks=self.submit.fetch_blocks) as current:
             await self.blocks.find()
             self._progress()
             sources = [s for s in self.submit.admission.sources if s.agent != self.store.agent.id]
@@ -62,7 +62,7 @@ class PrefillJob(Job):
             async with self.service.fetching:
                 await self.blocks.fetch(self.submit.fetch_blocks, ids, self.service.settings.fetch_timeout_s)
             self._progress()
-            span.set_attribute("mooncake.ready_blocks", len(self.blocks.ready))
+            current.set_attribute("mooncake.ready_blocks", len(self.blocks.ready))
 
     def _progress(self) -> None:
         size = self.prompt.block_size
@@ -78,7 +78,7 @@ class PrefillJob(Job):
             stream = group.create_task(self.streamer.run())
             landing = group.create_task(self._ask_landing())
             output, usage = await self._first_token(group)
-            self.service.publish(self.gateway, [(self.key, output, usage)])
+            self.service.courier.publish(self.gateway, [(self.key, output, usage)])
             if not output.finish:
                 await landing
                 self.service.table.move(self.key, Phase.HOLD)
@@ -88,13 +88,12 @@ class PrefillJob(Job):
         return output, usage
 
     async def _first_token(self, group: asyncio.TaskGroup) -> tuple[Output, Usage]:
-        with tracer().start_as_current_span("queue"):
+        with span("queue"):
             await self.service.turns.turn(self.key)
         began = self.service.now()
         drawn = await self._compute(group)
         self.service.turns.leave(self.key)
         ended = self.service.now()
-        self.service.first_token(began - self.arrived, ended - began)
         usage = Usage(
             cached_tokens=min(len(self.prompt) - self.computed, self.prompt.prompt_tokens - 1),
             local_blocks=self.blocks.local_blocks,
@@ -102,6 +101,7 @@ class PrefillJob(Job):
             queue_ms=1000 * (began - self.arrived),
             prefill_ms=1000 * (ended - began),
         )
+        self.service.first_token(usage)
         index = self.prompt.first
         finish = self.prompt.finish(drawn.token, index, self.service.engine.context_length)
         output = Output(index, drawn.token, finish, 0, drawn.logprob, list(drawn.top))
@@ -138,7 +138,7 @@ class PrefillJob(Job):
             work = Work(self.prompt.tokens[chunk.start : chunk.stop], chunk.start, slots, draw)
             return self.service.engine.step([work], hook)[0]
 
-        with tracer().start_as_current_span("prefill chunk", attributes={"mooncake.tokens": chunk.tokens}):
+        with span("prefill chunk", tokens=chunk.tokens):
             return await self.service.compute.run(step)
 
     def _chunk_done(self, chunk: Chunk, group: asyncio.TaskGroup) -> None:
@@ -227,7 +227,7 @@ class PrefillJob(Job):
 
     async def _insist(self, message: LandingRequest | Start) -> object:
         try:
-            return await self.service.insist(self.submit.decode, message, self.service.settings.peer_timeout_s)
+            return await self.service.courier.insist(self.submit.decode, message, self.service.settings.peer_timeout_s)
         except MooncakeError as e:
             raise type(e)(e.message, field="decode", retry_after_ms=e.retry_after_ms) from e
 

@@ -17,7 +17,7 @@ from shared.instance.instance import Instance, key_of
 from shared.instance.job import Prompt
 from shared.instance.pool import PoolView
 from shared.latency import PrefillModel
-from shared.messages import Accepted, AnyMessage, Load, Need, Ref, Submit
+from shared.messages import Accepted, AnyMessage, Load, Need, Ref, Submit, Usage
 from shared.telemetry import counter, histogram
 
 
@@ -43,6 +43,7 @@ class Prefill(Instance[PrefillJob]):
         self.fetching = asyncio.Semaphore(settings.fetches)
         self._waited = histogram("prefill_queue_seconds", "From submit to the first chunk.")
         self._took = histogram("prefill_seconds", "From the first chunk to the first token.")
+        self._cached = counter("prefill_cached_tokens", "Prompt tokens that were not computed.")
         self._tokens = counter("prefill_tokens", "Prompt tokens computed.")
         self.attach(store)
 
@@ -87,9 +88,10 @@ class Prefill(Instance[PrefillJob]):
         job.need(message.blocks)
         return self.accepted(message)
 
-    def first_token(self, waited: float, took: float) -> None:
-        self._waited.observe(waited)
-        self._took.observe(took)
+    def first_token(self, usage: Usage) -> None:
+        self._waited.observe(usage.queue_ms / 1000)
+        self._took.observe(usage.prefill_ms / 1000)
+        self._cached.inc(usage.cached_tokens)
 
     def chunk_done(self, tokens: int) -> None:
         self._tokens.inc(tokens)

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from services.prefill.groups import run_bytes
 from shared.engines.base import KVStore, LandingTarget, Owner, Run
 from shared.errors import DeadlineExceeded, TransferError
-from shared.telemetry import counter, tracer
+from shared.instance.tracing import span
+from shared.telemetry import counter
 
 TRIES = 3
 INFLIGHT = 4
@@ -73,7 +74,7 @@ class Streamer:
 
     async def _stream(self, target: LandingTarget, runs: list[Run], slots: asyncio.Semaphore) -> None:
         try:
-            with tracer().start_as_current_span("stream", attributes={"mooncake.runs": len(runs)}):
+            with span("stream", runs=len(runs)):
                 self._bytes.inc(await self._try(target, runs))
         finally:
             slots.release()

@@ -62,22 +62,32 @@ class Host:
         self._connect, self._build = connect, build
         self._stop = asyncio.Event()
         self._refused: Refused | None = None
+        self._ready = False
         self._log = log(role)
         self._ref = Ref(settings.id or uuid.uuid4().hex, secrets.randbits(64) | 1)
         self._compute = ComputeThread(role)
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
+        serving = asyncio.create_task(self._serve())
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._on_signal, serving)
         try:
-            await self._serve()
+            await serving
+        except asyncio.CancelledError:
+            self._log.info("stopped before it was ready")
         except MooncakeError as e:
             self._log.error("cannot go on", error=e.code, field=e.field, reason=e.message)
             return 1
         finally:
             self._compute.close()
         return 0
+
+    def _on_signal(self, serving: asyncio.Task[None]) -> None:
+        """Drain once ready; before that there is nothing to drain."""
+        self._stop.set()
+        if not self._ready:
+            serving.cancel()
 
     async def _serve(self) -> None:
         settings = self.settings
@@ -137,6 +147,7 @@ class Host:
         background.append(asyncio.create_task(self._watch_agent(service, engine)))
         try:
             async with heart:
+                self._ready = True
                 self._log.info("ready", id=self._ref.id, model=self.settings.model, agent=service.store.agent.id)
                 await self._until_stopped(background)
                 self._log.info("draining", attempts=len(service.table))

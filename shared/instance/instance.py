@@ -6,25 +6,15 @@ Prefill and decode derive from :class:`Instance` and add the messages of their o
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import Any, Generic, TypeVar
 
 from shared.bus import Bus
 from shared.engines.base import KVStore
-from shared.errors import (
-    BusDown,
-    DeadlineExceeded,
-    Draining,
-    MooncakeError,
-    NoResponders,
-    ProtocolError,
-    StaleIncarnation,
-    Unavailable,
-    UnknownAttempt,
-)
+from shared.errors import Draining, MooncakeError, StaleIncarnation, UnknownAttempt
 from shared.instance.attempts import AttemptTable, Key, Phase
+from shared.instance.courier import Courier
 from shared.instance.job import Job, cause
 from shared.instance.outputs import OutputLog
 from shared.messages import (
@@ -36,21 +26,14 @@ from shared.messages import (
     LiveList,
     LiveReply,
     Load,
-    Output,
     Ref,
     Since,
     SinceReply,
-    TokenBatch,
-    TokenEntry,
-    Usage,
 )
-from shared.telemetry import counter, held, log
+from shared.telemetry import counter, gauge, held, log
 
 TICK_S = 0.1
 SETTLE_S = 5.0
-RETRY_S = 0.05
-GONE_S = 1.0
-"""How long nobody may serve an id before its process counts as gone: longer than a reconnection's resubscription."""
 
 J = TypeVar("J", bound=Job)
 
@@ -69,13 +52,15 @@ class Instance(ABC, Generic[J]):
         self.ref = ref
         self.bus = bus
         self.table = AttemptTable(silence)
+        self.courier = Courier(ref, bus, self.table.clock)
         self.outputs = OutputLog()
         self.jobs: dict[Key, J] = {}
         self.draining = False
         self.closed: MooncakeError | None = None
         self.snapshot = Load()
         self.log = log(self.role)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._running = gauge("vllm:num_requests_running", "Requests in the engine now.")
+        self._waiting = gauge("vllm:num_requests_waiting", "Requests that wait for the engine.")
         self._ended = counter(f"{self.role}_attempts", "Attempts that ended, by outcome.", ("outcome",))
         bus.on_change(lambda up: self.table.clock.link(up, self.now()))
 
@@ -172,7 +157,7 @@ class Instance(ABC, Generic[J]):
     def launch(self, job: J) -> None:
         """Start the job of an attempt that the table has just accepted."""
         self.jobs[job.key] = job
-        job.task = self.spawn(self._work(job))
+        job.task = self.courier.spawn(self._work(job))
         job.task.add_done_callback(lambda _: self._over(job))  # runs even when the task never began
 
     async def _work(self, job: J) -> None:
@@ -215,7 +200,7 @@ class Instance(ABC, Generic[J]):
         if attempt is None or not self.table.drop(key, attempt.gateway, self.now()):
             return
         self._dropped(key, error.code)
-        self.post(
+        self.courier.post(
             attempt.gateway,
             Gone(sender=self.ref, target=attempt.gateway, request=key[0], attempt=key[1], error=error.to_wire()),
         )
@@ -227,58 +212,6 @@ class Instance(ABC, Generic[J]):
         if job is not None and job.task is not asyncio.current_task():
             job.cancel()
 
-    # -- sending ---------------------------------------------------------------------------------------------
-
-    def publish(self, gateway: Ref, entries: list[tuple[Key, Output, Usage | None]]) -> None:
-        """One token message of one step to one gateway. Lost ones are asked for with ``since``."""
-        batch = [TokenEntry(key[0], key[1], output, usage) for key, output, usage in entries]
-        self.post(gateway, TokenBatch(sender=self.ref, target=gateway, entries=batch))
-
-    def post(self, to: Ref, message: AnyMessage) -> None:
-        """Send without waiting and without an answer; what cannot be sent now is not sent."""
-        self.spawn(self._post(to, message))
-
-    async def _post(self, to: Ref, message: AnyMessage) -> None:
-        with contextlib.suppress(Unavailable):
-            await self.bus.send(to.id, message)
-
-    async def ask(self, to: Ref, message: AnyMessage, timeout: float) -> AnyMessage:
-        """One question. Raises what the bus raises, and the error inside a refusal."""
-        answer = await self.bus.request(to.id, message, timeout)
-        error = getattr(answer, "error", None)
-        if error is not None:
-            raise MooncakeError.from_wire(error)
-        if answer.target != self.ref:
-            raise ProtocolError("an answer meant for another incarnation")
-        return answer
-
-    async def insist(self, to: Ref, message: AnyMessage, patience: float, wait: float = 1.0) -> AnyMessage:
-        """Repeat a question until it is answered. ``patience`` counts only time with a bus connection. Raises the
-        refusal, DeadlineExceeded, or NoResponders once nobody has served that id for ``GONE_S``."""
-        clock = self.table.clock
-        began = alive = clock.look(self.now())
-        while True:
-            try:
-                return await self.ask(to, message, wait)
-            except BusDown:
-                alive = clock.look(self.now())
-            except NoResponders:
-                if clock.look(self.now()) - alive > GONE_S:
-                    raise
-            except DeadlineExceeded:
-                alive = clock.look(self.now())
-                if alive - began > patience:
-                    raise
-                continue
-            await asyncio.sleep(RETRY_S)
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task owned by this instance."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
     # -- running -----------------------------------------------------------------------------------------------
 
     async def tick_forever(self) -> None:
@@ -288,8 +221,14 @@ class Instance(ABC, Generic[J]):
             for key in self.table.tick(now):
                 self._dropped(key, "silence")
             self.outputs.expire(now)
-            self.snapshot = self.load()
+            self._show(self.load())
             await asyncio.sleep(TICK_S)
+
+    def _show(self, load: Load) -> None:
+        """Let the heartbeat's thread and ``/metrics`` see it. The names are those that dashboards of vLLM know."""
+        self.snapshot = load
+        self._running.set(load.running)
+        self._waiting.set(load.queued)
 
     async def abandon(self, error: MooncakeError) -> None:
         """Give up all attempts, and wait until their work has let go of everything."""
@@ -303,6 +242,4 @@ class Instance(ABC, Generic[J]):
         """Shut down: refuse new work and hand the running over (their gateways resume them elsewhere)."""
         self.draining = True
         await self.abandon(Draining("the instance is shutting down"))
-        tasks = [t for t in self._tasks if t is not asyncio.current_task()]
-        if tasks:
-            await asyncio.wait(tasks, timeout=SETTLE_S)
+        await self.courier.settled(SETTLE_S)
