@@ -66,7 +66,7 @@ def instances(records: Iterable[dict[str, Any]]) -> Table:
     for record in sorted(records, key=lambda r: (str(r.get("role")), name_of(r))):
         load = record.get("load") or {}
         queued = cell(load.get("queued", 0)) + (f" ({tokens} tok)" if (tokens := load.get("queued_tokens")) else "")
-        room = f"{load["room_blocks"]}/{load.get("total_blocks", 0)}" if "room_blocks" in load else "-"
+        room = f"{load['room_blocks']}/{load.get('total_blocks', 0)}" if "room_blocks" in load else "-"
         counts = [queued, cell(load.get("running", 0)), cell(load.get("kv_tokens", 0)), room]
         table.add_row(name_of(record), cell(record.get("node")), state_of(record), *counts)
     return table
