@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 import msgspec
@@ -11,7 +11,7 @@ import msgspec
 from services.store.frames import FrameReader, frame
 from services.store.local_messages import Answer, AnyRequest, Failed
 from services.store.slab import Slab
-from shared.errors import Contended, InternalError, MooncakeError, ProtocolError
+from shared.errors import Contended, DeadlineExceeded, InternalError, MooncakeError, ProtocolError
 from shared.telemetry import log
 
 logger = log("store.local")
@@ -25,7 +25,7 @@ _requests: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequ
 
 class Service(Protocol):
     def handle(self, connection: Connection, request: AnyRequest) -> Any:
-        """The answer, or an awaitable of it. Raises MooncakeError."""
+        """The answer, or a coroutine of it. Raises MooncakeError."""
 
     def lost(self, connection: Connection) -> None:
         """The socket is closed."""
@@ -41,7 +41,7 @@ class Connection(asyncio.Protocol):
         self.pidfd = pidfd
         self.slab = slab
         self.said_bye = False
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: dict[int, asyncio.Task[None]] = {}
         self._service = service
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
@@ -77,23 +77,37 @@ class Connection(asyncio.Protocol):
         except Exception as e:
             self._send(Failed(request.id, _as_ours(e).to_wire()))
             return
-        if isinstance(value, Awaitable):
+        if isinstance(value, Coroutine):
             self._spawn(request.id, value)
         else:
             self._answer(request.id, value)
 
-    def _spawn(self, id: int, value: Awaitable[Any]) -> None:
-        task = asyncio.ensure_future(self._answer_later(id, value))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+    def _spawn(self, id: int, value: Coroutine[Any, Any, Any]) -> None:
+        if id in self.tasks or len(self.tasks) >= MAX_REQUESTS:
+            value.close()
+            busy = Contended(f"more than {MAX_REQUESTS} unanswered requests, or one of the same id")
+            self._send(Failed(id, busy.to_wire()))
+            return
+        task = self.tasks[id] = asyncio.create_task(self._answer_later(id, value))
+        task.add_done_callback(lambda done: self._answered(id, value, done))
 
-    async def _answer_later(self, id: int, value: Awaitable[Any]) -> None:
+    def _answered(self, id: int, value: Coroutine[Any, Any, Any], done: asyncio.Task[None]) -> None:
+        del self.tasks[id]
+        if done.cancelled():
+            value.close()  # it may not have begun
+            self._send(Failed(id, DeadlineExceeded("given up by the asker").to_wire()))
+
+    async def _answer_later(self, id: int, value: Coroutine[Any, Any, Any]) -> None:
         try:
-            if len(self.tasks) > MAX_REQUESTS:
-                raise Contended(f"more than {MAX_REQUESTS} unanswered requests")
             self._answer(id, await value)
         except Exception as e:
             self._send(Failed(id, _as_ours(e).to_wire()))
+
+    def give_up(self, id: int) -> None:
+        """The asker does not wait for this request any more. What it was granted meanwhile is answered all the same."""
+        task = self.tasks.get(id)
+        if task is not None:
+            task.cancel()
 
     def _answer(self, id: int, value: Any) -> None:
         self._send(Answer(id, msgspec.Raw(_encode(value))))

@@ -46,6 +46,10 @@ class Ask:
         if self.open and (key not in self.results or self.results[key].error):
             self.results[key] = self.hold(key, outcome)
 
+    def give_back(self) -> None:
+        """The asker has gone."""
+        self.slab.release(self.connection, [f.held.hold for f in self.results.values() if f.held is not None])
+
     def hold(self, key: bytes, outcome: Outcome) -> Fetched:
         held = None
         if not outcome.error:
@@ -83,6 +87,9 @@ class Fetcher:
                 await self._have(ask, wanted, sources, deadline)
         except TimeoutError:
             pass
+        except asyncio.CancelledError:
+            ask.give_back()
+            raise
         finally:
             ask.open = False
         return self._in_order(ask, wanted)

@@ -215,6 +215,12 @@ class Remove(Request, frozen=True, tag="remove"):
     timeout: float
 
 
+class GiveUp(Request, frozen=True, tag="give_up"):
+    """-> None. Nobody waits for the answer to ``request`` any more. It is answered all the same."""
+
+    request: int
+
+
 class Stats(Request, frozen=True, tag="stats"):
     """-> dict[str, float]"""
 
@@ -239,6 +245,7 @@ AnyRequest = (
     | Stream
     | Lengths
     | Remove
+    | GiveUp
     | Stats
     | Bye
 )

@@ -68,6 +68,7 @@ class LocalService:
             wire.Stream: self._stream,
             wire.Lengths: self._lengths,
             wire.Remove: lambda c, r: self._removal.remove(c.slab, keys_of(r.keys), bounded(r.timeout)),
+            wire.GiveUp: lambda c, r: c.give_up(r.request),
             wire.Stats: lambda c, r: self._stats(),
             wire.Bye: self._bye,
         }
@@ -166,7 +167,7 @@ class LocalService:
 
     def lost(self, connection: Connection) -> None:
         """EOF. Waiting requests end; holds end once the process is dead."""
-        for task in tuple(connection.tasks):
+        for task in tuple(connection.tasks.values()):
             task.cancel()
         self.connections.discard(connection)
         if connection.said_bye or dead(connection.pidfd):
@@ -189,7 +190,7 @@ class LocalService:
         task.add_done_callback(self._ending.discard)
 
     async def _let_go(self, connection: Connection) -> None:
-        waiting = connection.tasks - {asyncio.current_task()}
+        waiting = set(connection.tasks.values()) - {asyncio.current_task()}
         for task in waiting:
             task.cancel()
         if waiting:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from services.store.frames import FrameReader, frame
-from services.store.local_messages import Answer, AnyRequest, Failed
+from services.store.local_messages import Answer, AnyRequest, Failed, GiveUp
 from shared.errors import AgentGone, DeadlineExceeded, MooncakeError, ProtocolError
 
 GRACE = 2.0
@@ -62,13 +62,26 @@ class Session(asyncio.Protocol):
         timeout: float = 10.0,
         undo: Callable[[Any], None] | None = None,
     ) -> Any:
-        """Raises AgentGone, DeadlineExceeded, and what the agent answered with. ``make`` gets the request's id."""
+        """Raises AgentGone, DeadlineExceeded, and what the agent answered with. ``make`` gets the request's id.
+
+        When the caller is cancelled, or the time is over, the agent is told; what it has granted is undone.
+        """
         future = self._send(make, kind, undo)
+        id = self._next
         try:
             async with asyncio.timeout(timeout + GRACE):
                 return await future
-        except TimeoutError:
+        except (TimeoutError, asyncio.CancelledError) as e:
+            self._leave(id, future, undo)
+            if isinstance(e, asyncio.CancelledError):
+                raise
             raise DeadlineExceeded(f"the store agent did not answer within {timeout + GRACE:.1f} s") from None
+
+    def _leave(self, id: int, future: asyncio.Future[Any], undo: Callable[[Any], None] | None) -> None:
+        if future.cancelled():
+            self.tell(lambda own: GiveUp(own, id))
+        elif future.exception() is None and undo is not None:  # answered in the very same moment
+            undo(future.result())
 
     def tell(self, make: Callable[[int], AnyRequest]) -> None:
         """Send without waiting; nobody looks at the answer."""

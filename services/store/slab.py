@@ -123,6 +123,9 @@ class Slab:
         self.changed(RETRY)
         try:
             await asyncio.wait({future}, timeout=timeout)
+        except asyncio.CancelledError:
+            if not future.done():
+                raise  # else it is granted already: the answer must go out, so that it is given back
         finally:
             self.line.leave(want)
             del self._tries[want]

@@ -12,7 +12,7 @@ import pytest
 from services.store.agent import Agent
 from services.store.client import StoreClient
 from services.store.fetches import FetchTable
-from shared.engines.base import Fetched, Kind, Owner, PoolClass
+from shared.engines.base import Fetched, Kind, Landing, Owner, PoolClass
 from shared.errors import PoolFull
 from shared.telemetry import REGISTRY
 
@@ -115,13 +115,21 @@ async def test_one_fetch_of_a_key_is_in_flight_and_everyone_gets_a_hold(
 
 
 async def test_a_fetch_outlives_its_asker_and_caches_what_it_brings(
-    start_agent: Start, connect: Connect, key: Key
+    start_agent: Start, connect: Connect, key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = await start_agent(), await start_agent()
     owner, reader = await connect(a), await connect(b)
     await put_chain(owner, [key(0)])
+    transfer, begun = b.engine.transfer, asyncio.Event()
+
+    async def slow(requests: Any, timeout: float) -> Any:
+        begun.set()
+        await asyncio.sleep(0.1)
+        return await transfer(requests, timeout)
+
+    monkeypatch.setattr(b.engine, "transfer", slow)
     task = asyncio.create_task(fetch(reader, [key(0)]))
-    await asyncio.sleep(0)
+    await begun.wait()
     task.cancel()
     await reader.close()
     await until(lambda: b.stats()["store_fetches"] == 0)
@@ -191,8 +199,8 @@ async def test_what_a_cancelled_call_is_granted_later_comes_back(
     await until(lambda: a.stats()["store_waiting"] == 3)
     for task in tasks:
         task.cancel()
+    await until(lambda: a.stats()["store_waiting"] == 0)  # at once: nobody waits behind one who has gone
     await holder.release(held)
-    await until(lambda: a.stats()["store_waiting"] == 0)
     await until(lambda: a.stats()["free"] == 2)
     assert (await waiter.stats())["store_landings"] == 0
 
@@ -248,3 +256,37 @@ async def test_landing_keeps_present_blocks_and_owes_the_rest(start_agent: Start
     await client.close_landing(landing, keep=False)
     await until(lambda: a.stats()["store_holds"] == 0)
     assert await client.contains(keys) == [True, False, False]
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_whenever_a_call_is_cancelled_nothing_stays_held(
+    start_agent: Start, connect: Connect, key: Key, steps: int
+) -> None:
+    a, b = await start_agent(), await start_agent(slots=4)
+    owner, reader = await connect(a), await connect(b)
+    await put_chain(owner, [key(0)])
+    calls = [
+        fetch(reader, [key(0)]),
+        reader.allocate(2, OWNER, PoolClass.PREFILL, 5.0),
+        reader.reserve([key(1)], OWNER, PoolClass.PREFILL, 5.0),
+        reader.open_landing([], 1, 3, reader.agent, OWNER, 5.0),
+        reader.wait(key(1), OWNER, 5.0),
+    ]
+    tasks = [asyncio.create_task(call) for call in calls]
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        try:
+            answer = await task
+        except asyncio.CancelledError:
+            continue
+        if isinstance(answer, Landing):
+            await reader.close_landing(answer, keep=False)
+        elif answer:
+            some: list[Any] = [h.held if isinstance(h, Fetched) else h for h in answer if h]
+            await reader.release([h for h in some if h])
+    await until(lambda: b.stats()["store_fetches"] == 0)
+    await until(lambda: b.stats()["store_holds"] == 0)
+    await until(lambda: not reader._session._pending)
