@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 
 from services.store.transfer.base import Op, OpenGuard, Request, Status
-from shared.errors import DeadlineExceeded, InvalidInput, NotRegistered, Overlap
+from shared.errors import DeadlineExceeded, InvalidInput, NotRegistered, Overlap, StaleGeneration
 from shared.messages import Ref
 from tests.transfer.agents import SIZE, World, codes, read, request, write
 
@@ -110,6 +110,46 @@ async def test_c7_wrong_requests_fail_alone(world: World, op: Op) -> None:
     assert got[1:6] + got[7:-1] == ["out_of_range"] * 9 + ["not_registered"] * 2
     assert b.pool[:] == before
     assert codes(await a.engine.transfer([request(op, b.ref, 0, 0, 4096)], 5)) == ["ok"]
+
+
+@pytest.mark.parametrize("op", list(Op))
+async def test_c7_of_neighbours_carried_together_each_fails_alone(world: World, op: Op) -> None:
+    a, b = await world.agent(), await world.agent()
+    a.pool[: 6 * 4096] = b"x" * (6 * 4096)
+    run = [request(op, b.ref, i * 4096, SIZE - 3 * 4096 + i * 4096, 4096) for i in range(6)]
+    results = await a.engine.transfer(run, 5)
+    assert codes(results) == ["ok"] * 3 + ["out_of_range"] * 3
+    assert [result.moved for result in results] == [4096] * 3 + [0] * 3
+    expected = (b"x" if op is Op.WRITE else bytes(1)) * (3 * 4096)
+    assert b.pool[SIZE - 3 * 4096 :] == a.pool[: 3 * 4096] == expected
+    assert a.pool[3 * 4096 : 6 * 4096] == b"x" * (3 * 4096)
+
+
+class OddSlots(OpenGuard):
+    """Refuses every other range of 4096 bytes."""
+
+    def reading(self, peer: Ref, segment: str, offset: int, length: int, grant: int) -> AbstractContextManager[None]:
+        if offset // 4096 % 2:
+            raise StaleGeneration("an odd slot")
+        if offset // 4096 == 6:
+            raise ZeroDivisionError("a guard with a bug")
+        return super().reading(peer, segment, offset, length, grant)
+
+    def writing(self, peer: Ref, segment: str, offset: int, length: int, grant: int) -> AbstractContextManager[None]:
+        return self.reading(peer, segment, offset, length, grant)
+
+
+@pytest.mark.parametrize("op", list(Op))
+async def test_c7_the_guard_judges_each_neighbour(world: World, op: Op) -> None:
+    a, b = await world.agent(), await world.agent(guard=OddSlots())
+    for pool, byte in ((a.pool, b"a"), (b.pool, b"b")):
+        pool[: 8 * 4096] = byte * (8 * 4096)
+    results = await a.engine.transfer([request(op, b.ref, i * 4096, i * 4096, 4096) for i in range(8)], 5)
+    assert codes(results) == ["ok", "stale_generation"] * 3 + ["internal", "stale_generation"]
+    if op is Op.WRITE:
+        assert b.pool[: 8 * 4096] == (b"a" * 4096 + b"b" * 4096) * 3 + b"b" * 8192
+    else:
+        assert all(a.pool[i * 4096 : (i + 1) * 4096] == b"b" * 4096 for i in (0, 2, 4))
 
 
 async def test_a_target_that_allows_no_writes_refuses_them(world: World) -> None:

@@ -10,9 +10,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from services.store.transfer.base import Op, Request, Status
 from services.store.transfer.batches import BatchTable, Job, Slice
-from services.store.transfer.link import WRITES, Link
+from services.store.transfer.link import WRITES, Link, Refusals
 from services.store.transfer.wire import Kind, SegmentRef
-from shared.errors import DeadlineExceeded, MooncakeError, OutOfRange, PeerGone
+from shared.errors import DeadlineExceeded, OutOfRange, PeerGone
 from shared.messages import Ref
 
 PEER = Ref("p", 1)
@@ -86,9 +86,9 @@ class LinkMachine(RuleBasedStateMachine):
     def answered(self, frame: tuple[FakeStream, list[Slice]], fails: bool) -> None:
         stream, pieces = frame
         if stream in self.live and pieces:
-            errors: dict[int, MooncakeError] = {0: OutOfRange("no")} if fails else {}
+            refused: Refusals = {0: {0: OutOfRange("no")}} if fails else {}
             with self.link.work:
-                self.link.landed(stream, pieces, errors)
+                self.link.landed(stream, pieces, refused)
 
     @rule(frame=consumes(frames))
     def given_back(self, frame: tuple[FakeStream, list[Slice]]) -> None:

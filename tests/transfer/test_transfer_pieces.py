@@ -23,10 +23,18 @@ LENGTHS = st.integers(1, 1 << 28)
 def test_slices_tile_the_request_within_floor_and_ceiling(length: int, queued: int, streams: int) -> None:
     size = slice_size(length, queued, streams)
     assert SLICE_FLOOR <= size <= SLICE_CEILING
-    pieces = cut(length, size)
+    pieces = cut(length, size, length)
     assert [at for at, _ in pieces] == [0, *accumulate(n for _, n in pieces)][:-1]
     assert sum(n for _, n in pieces) == length and all(0 < n <= SLICE_CEILING for _, n in pieces)
     assert all(n >= SLICE_FLOOR for _, n in pieces[:-1])
+
+
+@given(st.integers(1, 1 << 20), st.integers(2, 5000), st.integers(SLICE_FLOOR, SLICE_CEILING))
+def test_slices_of_a_run_are_whole_requests(step: int, count: int, size: int) -> None:
+    pieces = cut(step * count, size, step)
+    assert [at for at, _ in pieces] == [0, *accumulate(n for _, n in pieces)][:-1]
+    assert sum(n for _, n in pieces) == step * count
+    assert all(n and n % step == 0 and n <= max(size, step) for _, n in pieces)
 
 
 def test_deep_queues_make_large_slices() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable
+from collections.abc import Mapping as Mapping_
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -16,28 +18,83 @@ if TYPE_CHECKING:
 
 SLICE_FLOOR = 16 * KIB
 SLICE_CEILING = 4 * MIB
+MERGED = MIB
+"""Requests up to this many bytes are carried together with their neighbours."""
 
 
 class Job:
-    """One request. It ends when its last slice is settled, so that a job that failed has nothing left in flight
-    that could touch its memory (``dest_held``). ``local`` is None when the request was wrong from the start."""
+    """A run of ``count`` requests of ``step`` bytes each that follow each other at both ends (mostly just one).
+    It ends when its last slice is settled, so that a job that failed has nothing left in flight that could touch its
+    memory (``dest_held``). ``request`` is the first of the run; ``local`` is None when that was wrong from the start.
+    """
 
-    __slots__ = ("batch", "error", "local", "mapping", "moved", "open", "request", "status", "transport")
+    __slots__ = (
+        "batch",
+        "count",
+        "error",
+        "first",
+        "length",
+        "local",
+        "mapping",
+        "moved",
+        "open",
+        "refused",
+        "request",
+        "status",
+        "step",
+        "transport",
+    )
 
-    def __init__(self, batch: Batch, request: Request, local: Segment | None) -> None:
+    def __init__(self, batch: Batch, first: int, request: Request, local: Segment | None) -> None:
         self.batch = batch
+        self.first = first
         self.request = request
         self.local = local
+        self.count = 1
+        self.step = self.length = request.length
         self.status = Status.WAITING
         self.transport = ""
         self.mapping: Mapping | None = None
         self.error: MooncakeError | None = None
+        self.refused: dict[int, MooncakeError] = {}
         self.moved = 0
         self.open = 0
 
-    def result(self) -> Result:
-        error = self.error if self.status is Status.FAILED else None
-        return Result(self.status, self.transport, self.moved, error)
+    def takes(self, request: Request) -> bool:
+        """Make ``request`` the next of the run, if it is. Each stays a request of its own for the target's guard."""
+        mine, local = self.request, self.local
+        if (
+            request.length != self.step
+            or request.offset != mine.offset + self.length
+            or request.local_offset != mine.local_offset + self.length
+            or request.grant != mine.grant
+            or request.op is not mine.op
+            or self.error is not None
+            or self.step > MERGED
+            or local is None
+            or request.local_offset + self.step > local.size
+            or request.local != mine.local
+            or request.segment != mine.segment
+            or request.peer != mine.peer
+        ):
+            return False
+        self.count += 1
+        self.length += self.step
+        return True
+
+    def result(self, index: int) -> Result:
+        """Of the request that is number ``index`` of the run."""
+        if self.status in (Status.WAITING, Status.PENDING):
+            return Result(self.status, self.transport)
+        error = self.error or self.refused.get(index)
+        if error is not None:
+            return Result(Status.FAILED, self.transport, self.moved if self.count == 1 else 0, error)
+        return Result(Status.COMPLETED, self.transport, self.step)
+
+    def all_results(self) -> list[Result]:
+        if self.count > 1 and self.error is None and not self.refused:
+            return [self.result(0)] * self.count
+        return [self.result(index) for index in range(self.count)]
 
     def finish(self, error: MooncakeError | None = None) -> None:
         """Nothing of it is in flight any more."""
@@ -47,7 +104,7 @@ class Job:
 
 
 class Slice:
-    """``length`` bytes at ``offset`` of a job's request. ``kind`` says how it travels next."""
+    """``length`` bytes at ``offset`` of a job, whole steps of it where it is a run. ``kind``: how it travels next."""
 
     __slots__ = ("attempts", "job", "kind", "length", "offset", "source", "target")
 
@@ -60,17 +117,24 @@ class Slice:
         self.source: SegmentRef | None = None
         self.attempts = 0
 
-    def settle(self, error: MooncakeError | None = None) -> bool:
-        """Its outcome is known and it is nowhere any more. True when that ended the job."""
+    def pieces(self) -> list[tuple[int, int]]:
+        """(offset in the job, length) of each request's part in this slice."""
+        step = min(self.job.step, self.length)
+        return [(at, step) for at in range(self.offset, self.offset + self.length, step)]
+
+    def settle(self, error: MooncakeError | None = None, refused: Mapping_[int, MooncakeError] | None = None) -> None:
+        """Its outcome is known and it is nowhere any more. ``refused``: which of its pieces failed alone."""
         job = self.job
         job.open -= 1
         if error is None:
-            job.moved += self.length
+            job.moved += self.length - len(refused or ()) * min(job.step, self.length)
+            first = self.offset // job.step
+            for index, why in (refused or {}).items():
+                job.refused.setdefault(first + index, why)
         else:
             job.error = job.error or error
         if job.open == 0:
             job.finish()
-        return job.open == 0
 
 
 class Batch:
@@ -79,17 +143,18 @@ class Batch:
     def __init__(self, number: int, size: int, on_finished: Callable[[Job], None]) -> None:
         self.number = number
         self.size = size
+        self.filled = 0
         self.jobs: list[Job] = []
         self.unfinished = 0
         self.waiting: list[Callable[[], None]] = []
         self._on_finished = on_finished
 
     def add(self, request: Request, local: Segment | None, error: MooncakeError | None = None) -> Job:
-        if len(self.jobs) >= self.size:
-            raise InvalidInput(f"batch {self.number} has room for {self.size} requests", field="requests")
-        job = Job(self, request, local)
+        """A job for the next request; ``filled`` grows with the requests that it takes besides."""
+        job = Job(self, self.filled, request, local)
         job.error = error
         self.jobs.append(job)
+        self.filled += 1
         self.unfinished += 1
         return job
 
@@ -108,8 +173,14 @@ class Batch:
         else:
             tell()
 
+    def result(self, index: int) -> Result:
+        if not 0 <= index < self.filled:
+            raise InvalidInput(f"batch {self.number} has no request {index}, only {self.filled}", field="index")
+        job = self.jobs[bisect_right(self.jobs, index, key=lambda job: job.first) - 1]
+        return job.result(index - job.first)
+
     def results(self) -> list[Result]:
-        return [job.result() for job in self.jobs]
+        return [result for job in self.jobs for result in job.all_results()]
 
 
 class BatchTable:
@@ -130,12 +201,6 @@ class BatchTable:
         if number not in self._batches:
             raise InvalidInput(f"no batch {number}", field="batch")
         return self._batches[number]
-
-    def result(self, number: int, index: int) -> Result:
-        jobs = self.get(number).jobs
-        if not 0 <= index < len(jobs):
-            raise InvalidInput(f"batch {number} has {len(jobs)} requests, not one numbered {index}", field="index")
-        return jobs[index].result()
 
     def free(self, number: int) -> None:
         if self.get(number).unfinished:
@@ -159,8 +224,13 @@ def slice_size(length: int, queued: int, streams: int) -> int:
     return max(SLICE_FLOOR, min(SLICE_CEILING, max(share, 2 * MIB if streams > 1 else SLICE_CEILING)))
 
 
-def cut(length: int, size: int) -> Sequence[tuple[int, int]]:
-    """(offset, length) of the pieces of at most ``size`` bytes, about equal, on multiples of the floor."""
-    pieces = -(-length // size)
-    step = -(-length // pieces // SLICE_FLOOR) * SLICE_FLOOR if pieces > 1 else length
-    return [(at, min(step, length - at)) for at in range(0, length, step)]
+def cut(length: int, size: int, step: int) -> list[tuple[int, int]]:
+    """(offset, length) of the slices, about ``size`` bytes or less: of one request about equal and on multiples of the
+    floor, of a run (``step`` < ``length``) whole requests."""
+    if step < length:
+        per = max(1, size // step) * step
+    elif length > size:
+        per = -(-length // -(-length // size) // SLICE_FLOOR) * SLICE_FLOOR
+    else:
+        return [(0, length)]
+    return [(at, min(per, length - at)) for at in range(0, length, per)]

@@ -13,21 +13,36 @@ from services.store.transfer.wire import Kind
 from shared.errors import MooncakeError
 
 Ask = Callable[[Slice], None]
+Refused = dict[int, MooncakeError]
 
 
-def read(piece: Slice) -> MooncakeError | None:
-    """Copy a slice, then check it as far as the mapping allows (``gen_last``)."""
+def read(piece: Slice) -> Refused:
+    """Copy a slice, then check it as far as the mapping allows (``gen_last``); which of its pieces failed, and why."""
+    try:
+        _read(piece, piece.offset, piece.length)
+    except MooncakeError as e:
+        if len(piece.pieces()) == 1:
+            return {0: e}
+        return _each(piece)
+    return {}
+
+
+def _each(piece: Slice) -> Refused:
+    refused: Refused = {}
+    for number, (offset, length) in enumerate(piece.pieces()):
+        try:
+            _read(piece, offset, length)
+        except MooncakeError as e:
+            refused[number] = e
+    return refused
+
+
+def _read(piece: Slice, at: int, length: int) -> None:
     mapping, local, request = piece.job.mapping, piece.job.local, piece.job.request
     assert mapping is not None and local is not None
-    offset = request.offset + piece.offset
-    target = local.address + request.local_offset + piece.offset
-    try:
-        mapping.check(offset, piece.length)
-        copy(target, mapping.address + offset, piece.length)
-        mapping.verify(offset, piece.length, request.grant)
-    except MooncakeError as e:
-        return e
-    return None
+    mapping.check(request.offset + at, length)
+    copy(local.address + request.local_offset + at, mapping.address + request.offset + at, length)
+    mapping.verify(request.offset + at, length, request.grant)
 
 
 class Copier:
@@ -57,13 +72,13 @@ class Copier:
         for piece in over:
             piece.settle(piece.job.error)
 
-    def settle(self, piece: Slice, error: MooncakeError | None) -> None:
-        """Under the lock. A slice was copied."""
-        if error is None and piece.job.mapping is not None and piece.job.mapping.asks and piece.job.error is None:
+    def settle(self, piece: Slice, refused: Refused) -> None:
+        """Under the lock. A slice was copied; where the owner has the last word, that is on refused pieces too."""
+        if piece.job.error is None and piece.job.mapping is not None and piece.job.mapping.asks:
             piece.kind = Kind.VERIFY
             self._ask(piece)
         else:
-            piece.settle(piece.job.error or error)
+            piece.settle(piece.job.error, refused)
 
     def _run(self) -> None:
         while self._step():
@@ -73,9 +88,9 @@ class Copier:
         piece = self._take()
         if piece is None:
             return False
-        error = read(piece)
+        refused = read(piece)
         with self._work:
-            self.settle(piece, error)
+            self.settle(piece, refused)
         return True
 
     def _take(self) -> Slice | None:

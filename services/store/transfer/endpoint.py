@@ -96,13 +96,12 @@ class Endpoint:
 
     def _next_step(self) -> Callable[[], Awaitable[None]] | None:
         link = self.link
-        with self._local.lock:
-            if link.parked:
-                return self._assign if link.peer else self._resolve
-            if link.unreaped:
-                return self._reap
-            wanted = min(self._local.streams, 1 + link.queued_bytes // FRAME_BYTES)
-            return self._connect if link.queue and len(self._streams) < wanted else None
+        if link.parked:  # read without the lock: who changes it from a thread calls for mending afterwards
+            return self._assign if link.peer else self._resolve
+        if link.unreaped:
+            return self._reap
+        wanted = min(self._local.streams, 1 + link.queued_bytes // FRAME_BYTES)
+        return self._connect if link.queue and len(self._streams) < wanted else None
 
     def _give_up(self, error: MooncakeError) -> None:
         with self._local.lock:

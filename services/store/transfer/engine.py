@@ -174,39 +174,56 @@ class Engine:
         self._watch(self._batches.get(batch), timer.cancel)
 
     def get_transfer_status(self, batch: int, index: int) -> Result:
-        return self._batches.result(batch, index)
+        return self._batches.get(batch).result(index)
 
     def free_batch(self, batch: int) -> None:
         self._batches.free(batch)
 
     async def transfer(self, requests: Sequence[Request], timeout: float) -> list[Result]:
+        loop = self._running()
         batch = self._batches.allocate(len(requests), self._finished)
-        done = self._running().create_future()
         jobs = self._submit(batch, requests)
-        self._watch(batch, teller(done))
+        timer = loop.call_later(timeout, self._expire, jobs, f"not completed within {timeout:g} s")
         try:
-            await asyncio.wait({done}, timeout=timeout)
-        finally:  # also when the caller was cancelled
-            if not done.done():
-                self._expire(jobs, f"not completed within {timeout:g} s")
-                await surely(done)
-            self._batches.free(batch.number)
+            await self._end(batch)
+        except asyncio.CancelledError:
+            self._expire(jobs, "the transfer was cancelled")
+            await surely(self._end(batch))
+            raise
+        finally:
+            timer.cancel()
+            if not batch.unfinished:
+                self._batches.free(batch.number)
         return batch.results()
 
+    def _end(self, batch: Batch) -> asyncio.Future[None]:
+        done = self._running().create_future()
+        self._watch(batch, teller(done))
+        return done
+
     def _submit(self, batch: Batch, requests: Sequence[Request]) -> list[Job]:
-        if len(batch.jobs) + len(requests) > batch.size:
+        if batch.filled + len(requests) > batch.size:
             raise InvalidInput(f"batch {batch.number} has room for {batch.size} requests", field="requests")
-        jobs = [self._job(batch, request) for request in requests]
-        IN_FLIGHT.inc(len(jobs))
-        touched = {job.request.peer for job in jobs if job.error is None}
+        jobs = self._jobs(batch, requests)
+        IN_FLIGHT.inc(len(requests))
+        touched = {job.request.peer: self._endpoint(job.request.peer) for job in jobs if job.error is None}
         with self._lock:
             for job in jobs:
                 if job.error is None:
                     self._begin(job)
                 else:
                     job.finish()
-        for ref in touched:
-            self._endpoint(ref).mend()
+        for endpoint in touched.values():
+            endpoint.mend()
+        return jobs
+
+    def _jobs(self, batch: Batch, requests: Sequence[Request]) -> list[Job]:
+        jobs: list[Job] = []
+        for request in requests:
+            if jobs and jobs[-1].takes(request):
+                batch.filled += 1
+            else:
+                jobs.append(self._job(batch, request))
         return jobs
 
     def _job(self, batch: Batch, request: Request) -> Job:
@@ -261,8 +278,8 @@ class Engine:
         """Under the lock: cut a job and queue its slices."""
         request = job.request
         mapped = route.transport == "shm"
-        size = SLICE_CEILING if mapped else slice_size(request.length, link.queued_bytes, self._local.streams)
-        pieces = cut(request.length, size)
+        size = SLICE_CEILING if mapped else slice_size(job.length, link.queued_bytes, self._local.streams)
+        pieces = cut(job.length, size, job.step)
         job.transport, job.mapping, job.open = route.transport, route.mapping, len(pieces)
         kind = KINDS[request.op, mapped]
         target = SegmentRef(request.segment, route.mapping.shape.instance if route.mapping else 0)
@@ -297,7 +314,7 @@ class Engine:
     def _finished(self, job: Job) -> None:
         job.mapping = None
         finished(job)
-        IN_FLIGHT.dec()
+        IN_FLIGHT.dec(job.count)
         if job.local is not None:
             self._segments.let_go(job.local)
 

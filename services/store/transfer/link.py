@@ -37,6 +37,8 @@ class Carrier(Protocol):
 
 
 WRITES = (Kind.WRITE, Kind.PULL)
+Refusals = dict[int, dict[int, MooncakeError]]
+"""Index of a slice in its frame -> piece in the slice -> why."""
 
 
 @dataclass
@@ -81,7 +83,7 @@ class Link:
             self.queue.append(piece)
             self.queued_bytes += piece.length
         if slices:
-            self.work.notify_all() if len(slices) > 1 else self.work.notify()
+            self.work.notify(1 + self.queued_bytes // FRAME_BYTES)
 
     def refuse(self, grants: Iterable[int]) -> None:
         """Rule: writer_refuses. Drops what is not in flight; what is may not be sent again."""
@@ -180,18 +182,21 @@ class Link:
             self.queue.appendleft(piece)
             self.queued_bytes += piece.length
 
-    def landed(self, carrier: Carrier, pieces: Sequence[Slice], errors: dict[int, MooncakeError]) -> None:
-        """The target answered for ``pieces``; ``errors`` by index."""
+    def landed(self, carrier: Carrier, pieces: Sequence[Slice], refused: Refusals) -> None:
+        """The target answered for ``pieces``."""
         carried = self.carried[carrier]
         for index, piece in enumerate(pieces):
             del carried[piece]
             if piece.kind in WRITES:
                 self.ledger.land(piece.job.request.grant)
-            error = errors.get(index)
-            if piece.kind is Kind.PULL and isinstance(error, NoTransport) and self._push and not piece.job.error:
+            errors = refused.get(index)
+            if errors and piece.kind is Kind.PULL and self._push and self._unmapped(piece, errors):
                 self._push_instead(piece)
             else:
-                piece.settle(error)
+                piece.settle(refused=errors)
+
+    def _unmapped(self, piece: Slice, errors: dict[int, MooncakeError]) -> bool:
+        return piece.job.error is None and any(isinstance(error, NoTransport) for error in errors.values())
 
     def _push_instead(self, piece: Slice) -> None:
         """The target cannot map our memory: the second choice of the policy."""

@@ -19,6 +19,9 @@ TARGET = CONNECTIONS.labels("target")
 
 def finished(job: Job) -> None:
     transport, op = job.transport or "none", job.request.op.value
-    REQUESTS.labels(transport, op, job.error.code if job.error else "ok").inc()
+    for error in job.refused.values():
+        REQUESTS.labels(transport, op, error.code).inc()
+    outcome = job.error.code if job.error else "ok"
+    REQUESTS.labels(transport, op, outcome).inc(job.count - len(job.refused))
     if job.moved:
         BYTES.labels(transport, op).inc(job.moved)

@@ -11,8 +11,9 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from typing import NamedTuple
 
-from services.store.transfer.base import Guard
+from services.store.transfer.base import Guard, OpenGuard
 from services.store.transfer.copying import copy
 from services.store.transfer.handshake import Hello
 from services.store.transfer.segments import Memory, Segment, Segments
@@ -20,12 +21,25 @@ from services.store.transfer.sockets import block, receive_all, receive_body, re
 from services.store.transfer.spans import Span, views
 from services.store.transfer.wire import KIB, Header, Kind, Range, SegmentRef, pack, pack_errors, parse_ranges
 from shared.errors import InternalError, MooncakeError, PeerGone, ProtocolError
+from shared.messages import Ref
 
 STALLED = 10.0
 NOWHERE = 256 * KIB
 
 
 Mapper = Callable[[Hello, SegmentRef], Memory]
+Ask = Callable[[Ref, str, int, int, int], AbstractContextManager[None]]
+
+
+class Part(NamedTuple):
+    """Pieces [number, number + pieces) of a frame, which follow each other in memory: ``span`` is where."""
+
+    span: Span | None
+    number: int
+    pieces: int
+    length: int
+    source: int
+    source_offset: int
 
 
 class Frame(ExitStack):
@@ -37,26 +51,51 @@ class Frame(ExitStack):
         self.errors: dict[int, MooncakeError] = {}
         self._segments = segments
         self._guard = guard
+        self._open = type(guard) is OpenGuard and guard.remote_write
         self._peer = greeting.me
         self._held: dict[int, Segment | MooncakeError] = {}
 
-    def admit(self, reading: bool) -> list[Span | None]:
-        """The span of each range that may be moved, None where ``errors`` says why not."""
-        ask = self._guard.reading if reading else self._guard.writing
-        return [self._admit(index, item, ask) for index, item in enumerate(self.ranges)]
+    def admit(self, reading: bool) -> list[Part]:
+        """All pieces in order; those without a span may not be moved, ``errors`` says why."""
+        parts: list[Part] = []
+        first = 0
+        for item in self.ranges:
+            if self._open and (span := self._whole(item)) is not None:
+                parts.append(Part(span, first, item.pieces, item.length, item.source, item.source_offset))
+            else:
+                self._admit_each(item, first, reading, parts)
+            first += item.pieces
+        return parts
 
-    def _admit(self, index: int, item: Range, ask: Callable[..., AbstractContextManager[None]]) -> Span | None:
+    def _whole(self, item: Range) -> Span | None:
+        """A guard that allows everything need not be asked about each piece of a run."""
         try:
             segment = self._segment(item.segment)
             segment.check(item.offset, item.length)
-            self.enter_context(ask(self._peer, segment.name, item.offset, item.length, item.grant))
-        except MooncakeError as e:
-            self.errors[index] = e
-            return None
-        except Exception as e:  # a guard with a bug refuses, it does not take the stream down
-            self.errors[index] = InternalError(f"guard failed: {e!r}")
+        except MooncakeError:
             return None
         return segment, item.offset, item.length
+
+    def _admit_each(self, item: Range, first: int, reading: bool, parts: list[Part]) -> None:
+        ask = self._guard.reading if reading else self._guard.writing
+        step = item.step or item.length
+        for index in range(item.pieces):
+            at = index * step
+            span = self._admit(first + index, item, item.offset + at, step, ask)
+            parts.append(Part(span, first + index, 1, step, item.source, item.source_offset + at))
+
+    def _admit(self, number: int, item: Range, offset: int, length: int, ask: Ask) -> Span | None:
+        try:
+            segment = self._segment(item.segment)
+            segment.check(offset, length)
+            self.enter_context(ask(self._peer, segment.name, offset, length, item.grant))
+        except MooncakeError as e:
+            self.errors[number] = e
+            return None
+        except Exception as e:  # a guard with a bug refuses, it does not take the stream down
+            self.errors[number] = InternalError(f"guard failed: {e!r}")
+            return None
+        return segment, offset, length
 
     def _segment(self, index: int) -> Segment:
         held = self._held.get(index)
@@ -130,49 +169,52 @@ class Responder:
             serve[header.kind](header, frame)
 
     def _read(self, header: Header, frame: Frame) -> None:
-        spans = [span for span in frame.admit(reading=True) if span]
-        send_all(self._sock, [_done(header, frame), *views(spans)])
+        parts = frame.admit(reading=True)
+        send_all(self._sock, [_done(header, frame), *_views(parts)])
 
     def _verify(self, header: Header, frame: Frame) -> None:
         frame.admit(reading=True)
         send_all(self._sock, [_done(header, frame)])
 
     def _write(self, header: Header, frame: Frame) -> None:
-        spans = frame.admit(reading=False)
+        parts = frame.admit(reading=False)
         if self._ending:
             return
         if frame.errors:
-            self._receive_some(frame, spans)
+            self._receive_some(parts)
         else:
-            receive_all(self._sock, views([span for span in spans if span]))
+            receive_all(self._sock, _views(parts))
         frame.close()  # before the answer: who hears it may ask for the memory
         send_all(self._sock, [_done(header, frame)])
 
-    def _receive_some(self, frame: Frame, spans: list[Span | None]) -> None:
-        for item, span in zip(frame.ranges, spans, strict=True):
-            if span:
-                receive_all(self._sock, views([span]))
+    def _receive_some(self, parts: list[Part]) -> None:
+        for part in parts:
+            if part.span:
+                receive_all(self._sock, views([part.span]))
                 continue
-            for at in range(0, item.length, NOWHERE):
-                receive_all(self._sock, [self._nowhere[: min(NOWHERE, item.length - at)]])
+            for at in range(0, part.length, NOWHERE):
+                receive_all(self._sock, [self._nowhere[: min(NOWHERE, part.length - at)]])
 
     def _pull(self, header: Header, frame: Frame) -> None:
-        spans = frame.admit(reading=False)
-        for index, (item, span) in enumerate(zip(frame.ranges, spans, strict=True)):
+        for part in frame.admit(reading=False):
             if self._ending:
                 return
-            if span is not None:
+            if part.span is not None:
                 try:
-                    self._copy(frame.table[item.source], item, span)
+                    self._copy(frame.table[part.source], part, part.span)
                 except MooncakeError as e:
-                    frame.errors[index] = e
+                    frame.errors.update(dict.fromkeys(range(part.number, part.number + part.pieces), e))
         frame.close()
         send_all(self._sock, [_done(header, frame)])
 
-    def _copy(self, source: SegmentRef, item: Range, span: Span) -> None:
+    def _copy(self, source: SegmentRef, part: Part, span: Span) -> None:
         memory = self._mapper(self.greeting, source)
-        memory.check(item.source_offset, item.length)
-        copy(span[0].address + span[1], memory.address + item.source_offset, item.length)
+        memory.check(part.source_offset, part.length)
+        copy(span[0].address + span[1], memory.address + part.source_offset, part.length)
+
+
+def _views(parts: list[Part]) -> list[memoryview]:
+    return views(part.span for part in parts if part.span)
 
 
 def _done(header: Header, frame: Frame) -> bytes:

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.store.transfer.batches import Slice
-from services.store.transfer.link import Link
+from services.store.transfer.batches import Job, Slice
+from services.store.transfer.link import Link, Refusals
 from services.store.transfer.sockets import is_over, receive_all, receive_body, receive_header, send_all, sever
 from services.store.transfer.spans import Span, views
 from services.store.transfer.wire import Kind, Range, SegmentRef, pack, pack_ranges, parse_errors
@@ -95,12 +95,12 @@ class Stream:
         if header.kind is not Kind.DONE or header.tag != frame.tag:
             raise ProtocolError(f"{header.kind.name} {header.tag} where the answer to {frame.tag} belongs")
         errors = parse_errors(receive_body(self._sock, header))
+        refused = _refusals(frame.slices, errors) if errors else {}
         if frame.kind is Kind.READ:
-            allowed = [piece for index, piece in enumerate(frame.slices) if index not in errors]
-            receive_all(self._sock, views(_local(allowed)))
+            receive_all(self._sock, views(_allowed(frame.slices, refused)))
         self._flying.popleft()
         with self._link.work:
-            self._link.landed(self, frame.slices, errors)
+            self._link.landed(self, frame.slices, refused)
         return True
 
 
@@ -114,13 +114,42 @@ def _ranges(slices: list[Slice]) -> bytes:
         source, at = 0, 0
         if piece.source is not None:
             source, at = table.setdefault(piece.source, len(table)), request.local_offset + piece.offset
-        ranges.append(Range(segment, request.offset + piece.offset, piece.length, request.grant, source, at))
+        step = piece.job.step if piece.job.step < piece.length else 0
+        ranges.append(Range(segment, request.offset + piece.offset, piece.length, request.grant, source, at, step))
     return pack_ranges(list(table), ranges)
 
 
 def _local(slices: list[Slice]) -> list[Span]:
+    return [_span(piece.job, piece.offset, piece.length) for piece in slices]
+
+
+def _allowed(slices: list[Slice], refused: Refusals) -> list[Span]:
+    """Where the bytes go that the target sends: all but those of refused pieces."""
+    if not refused:
+        return _local(slices)
     return [
-        (piece.job.local, piece.job.request.local_offset + piece.offset, piece.length)
-        for piece in slices
-        if piece.job.local is not None
+        _span(piece.job, at, length)
+        for index, piece in enumerate(slices)
+        for number, (at, length) in enumerate(piece.pieces())
+        if number not in refused.get(index, ())
     ]
+
+
+def _span(job: Job, offset: int, length: int) -> Span:
+    assert job.local is not None
+    return job.local, job.request.local_offset + offset, length
+
+
+def _refusals(slices: list[Slice], errors: dict[int, MooncakeError]) -> Refusals:
+    """Errors counted over the frame, as errors of each slice. Raises ProtocolError."""
+    refused: Refusals = {}
+    first = 0
+    for index, piece in enumerate(slices):
+        count = len(piece.pieces())
+        mine = {number - first: error for number, error in errors.items() if first <= number < first + count}
+        if mine:
+            refused[index] = mine
+        first += count
+    if any(not 0 <= number < first for number in errors):
+        raise ProtocolError("the target refused what was not asked")
+    return refused

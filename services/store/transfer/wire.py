@@ -20,6 +20,7 @@ MAGIC = b"MMX\x01"
 HEADER = struct.Struct("<4sBBHII")
 RANGE = struct.Struct("<HHIQQQQ")
 MAX_RANGES = 1024
+MAX_PIECES = 1 << 16
 MAX_LENGTH = 1 << 40
 MAX_NAME = 255
 KIB = 1 << 10
@@ -86,7 +87,8 @@ class SegmentRef(NamedTuple):
 
 class Range(NamedTuple):
     """One range of a data frame; ``segment`` and ``source`` index the frame's table of segments. ``source`` and
-    ``source_offset`` are used by PULL alone."""
+    ``source_offset`` are used by PULL alone. ``step``: the range is a run of requests of that many bytes, each of
+    them checked and answered for alone (0: it is one)."""
 
     segment: int
     offset: int
@@ -94,6 +96,11 @@ class Range(NamedTuple):
     grant: int
     source: int = 0
     source_offset: int = 0
+    step: int = 0
+
+    @property
+    def pieces(self) -> int:
+        return self.length // self.step if self.step else 1
 
 
 def pack(kind: Kind, tag: int, body: bytes = b"") -> bytes:
@@ -155,7 +162,7 @@ def pack_ranges(segments: Sequence[SegmentRef], ranges: Sequence[Range]) -> byte
         name = segment.name.encode()
         parts.append(struct.pack("<QB", segment.instance, len(name)) + name)
     make = RANGE.pack
-    parts += [make(r.segment, r.source, 0, r.offset, r.length, r.grant, r.source_offset) for r in ranges]
+    parts += [make(r.segment, r.source, r.step, r.offset, r.length, r.grant, r.source_offset) for r in ranges]
     return b"".join(parts)
 
 
@@ -163,7 +170,7 @@ def parse_ranges(body: bytes | memoryview) -> tuple[list[SegmentRef], list[Range
     """Segments and ranges of a data frame; lengths are checked here, bounds by whoever has the segments."""
     try:
         segments, at = _parse_segments(bytes(body))
-        ranges = [Range(s, o, n, g, src, so) for s, src, _, o, n, g, so in RANGE.iter_unpack(body[at:])]
+        ranges = [Range(s, o, n, g, src, so, step) for s, src, step, o, n, g, so in RANGE.iter_unpack(body[at:])]
     except (struct.error, IndexError, UnicodeDecodeError) as e:
         raise ProtocolError(f"malformed ranges: {e}") from None
     if not 0 < len(ranges) <= MAX_RANGES:
@@ -171,6 +178,10 @@ def parse_ranges(body: bytes | memoryview) -> tuple[list[SegmentRef], list[Range
     for r in ranges:
         if r.length > MAX_LENGTH or r.segment >= len(segments) or r.source >= len(segments):
             raise ProtocolError("a range names no segment of its frame, or is too long")
+        if r.step and (not r.length or r.length % r.step):
+            raise ProtocolError("a range is not a whole number of steps")
+    if sum(r.pieces for r in ranges) > MAX_PIECES:
+        raise ProtocolError(f"more than {MAX_PIECES} requests in a frame")
     return segments, ranges
 
 
@@ -193,7 +204,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def pack_errors(errors: dict[int, MooncakeError]) -> bytes:
-    """Body of DONE: which ranges of the frame were refused; empty when none was."""
+    """Body of DONE: which pieces were refused, counted over all ranges of the frame; empty when none was."""
     return _encode({i: e.to_wire() for i, e in errors.items()}) if errors else b""
 
 
