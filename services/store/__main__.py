@@ -29,8 +29,8 @@ async def serve(settings: StoreSettings) -> None:
         metrics = MetricsServer(settings.metrics_host, settings.metrics_port)
         port = await metrics.start()
         stack.push_async_callback(metrics.close)
-        agent = await stack.enter_async_context(run_agent(settings))
-        agent.metrics = f"{settings.metrics_host}:{port}" if port > 0 else ""
+        address = f"{settings.metrics_host}:{port}" if port > 0 else ""
+        agent = await stack.enter_async_context(run_agent(settings, metrics=address))
         agent.refused.add_done_callback(lambda _: stopping.set())
         await stopping.wait()
         if agent.refused.done():

@@ -44,14 +44,14 @@ THREADS = 2
 
 
 class Agent:
-    """Use :func:`run_agent`. ``directory`` is what it knows of the mesh. ``metrics``: host:port that serves them.
-    ``refused`` is set when the mesh does not want this agent any more: another incarnation took its place."""
+    """Use :func:`run_agent`. ``directory`` is what it knows of the mesh. ``refused`` is set when the mesh does not want
+    this agent any more: another incarnation took its place."""
 
-    def __init__(self, settings: StoreSettings, ref: Ref, directory: Directory) -> None:
+    def __init__(self, settings: StoreSettings, ref: Ref, directory: Directory, metrics: str = "") -> None:
         self.settings = settings
         self.ref = ref
         self.directory = directory
-        self.metrics = ""
+        self._metrics = metrics
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="store")
         self.slabs = Slabs(settings, directory, self._threads)
         self.engine = Engine(
@@ -163,7 +163,7 @@ class Agent:
             backlog_bytes=self._backlog,
             rate=self._rate.value,
             held={kind: shown[kind] for kind in metrics.HELD},
-            metrics=self.metrics,
+            metrics=self._metrics,
             pid=os.getpid(),
         )
 
@@ -182,9 +182,12 @@ def new_ref(settings: StoreSettings) -> Ref:
 
 
 @asynccontextmanager
-async def run_agent(settings: StoreSettings, directory: LocalDirectory | None = None) -> AsyncIterator[Agent]:
+async def run_agent(
+    settings: StoreSettings, directory: LocalDirectory | None = None, metrics: str = ""
+) -> AsyncIterator[Agent]:
     """A running agent. Without ``directory`` it registers in the mesh's metadata and block index (Redis at
-    ``settings.redis``; raises Unavailable when that does not answer); with one, it is known to that alone."""
+    ``settings.redis``; raises Unavailable when that does not answer); with one, it is known to that alone.
+    ``metrics``: host:port where this process serves them."""
     ref = new_ref(settings)
     if directory is not None:
         directory.id = ref.id
@@ -195,15 +198,15 @@ async def run_agent(settings: StoreSettings, directory: LocalDirectory | None = 
             finally:
                 directory.leave()
         return
-    async with _registered(settings, ref) as agent:
+    async with _registered(settings, ref, metrics) as agent:
         yield agent
 
 
 @asynccontextmanager
-async def _registered(settings: StoreSettings, ref: Ref) -> AsyncIterator[Agent]:
+async def _registered(settings: StoreSettings, ref: Ref, metrics: str) -> AsyncIterator[Agent]:
     from services.store.registration import Registration  # Redis is not needed by an agent that stands alone
 
     registration = Registration(settings.redis, settings.mesh, ref)
-    agent = Agent(settings, ref, registration)
+    agent = Agent(settings, ref, registration, metrics)
     async with agent, registration.entered(agent.record, agent.refused.set_result):
         yield agent
