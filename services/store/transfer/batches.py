@@ -24,6 +24,7 @@ MERGED = MIB
 
 class Job:
     """A run of ``count`` requests of ``step`` bytes each that follow each other at both ends (mostly just one).
+
     It ends when its last slice is settled, so that a job that failed has nothing left in flight that could touch its
     memory (``dest_held``). ``request`` is the first of the run; ``local`` is None when that was wrong from the start.
     """

@@ -132,7 +132,10 @@ class Callee(Channel):
             kind, body = Kind.FAULT, pack_fault(e)
         except Exception as e:  # a handler's bug is the caller's error, not the end of the connection
             kind, body = Kind.FAULT, pack_fault(InternalError(f"the handler failed: {e!r}"))
-        self.say(kind, tag, body)
+        try:
+            self.say(kind, tag, body)
+        except ProtocolError as e:  # an answer over the limit
+            self.say(Kind.FAULT, tag, pack_fault(e))
 
     async def _call(self, payload: bytes) -> tuple[Kind, bytes]:
         if self._on_call is None:

@@ -99,9 +99,12 @@ class Copier:
                 self._work.wait()
             return self._queue.popleft() if self._queue else None
 
-    def close(self) -> threading.Thread | None:
-        """The thread, to be joined: it ends with the copy it is at, once the queue was dropped."""
+    def close(self, error: MooncakeError) -> threading.Thread | None:
+        """Fail what is queued. The thread, to be joined: it ends with the copy that it is at."""
         with self._work:
             self._closed = True
+            for piece in self._queue:
+                piece.settle(error)
+            self._queue.clear()
             self._work.notify_all()
         return self._thread

@@ -20,7 +20,7 @@ from services.store.transfer.metrics import INITIATOR
 from services.store.transfer.sockets import block, connect
 from services.store.transfer.stream import Stream
 from services.store.transfer.threads import off_loop
-from shared.errors import InternalError, MooncakeError, PeerRefused, ProtocolError, StaleIncarnation
+from shared.errors import InternalError, MooncakeError, PeerGone, PeerRefused, ProtocolError, StaleIncarnation
 from shared.messages import Ref
 from shared.telemetry import log
 
@@ -139,6 +139,8 @@ class Endpoint:
     async def control(self) -> Caller:
         """The open control stream. Raises PeerGone, PeerRefused, StaleIncarnation, DeadlineExceeded."""
         async with self._connecting:
+            if self._closed:
+                raise PeerGone("this agent is closing")
             if self._control is None or self._control.closed:
                 if self.link.peer is None:
                     await self._resolve()

@@ -19,7 +19,7 @@ from services.store.transfer.base import (
     Status,
 )
 from services.store.transfer.batches import SLICE_CEILING, Batch, BatchTable, Job, Slice, cut, slice_size
-from services.store.transfer.copier import Copier
+from services.store.transfer.copier import Copier, read
 from services.store.transfer.endpoint import Endpoint, Local
 from services.store.transfer.endpoints import EndpointPool
 from services.store.transfer.handshake import Hello
@@ -34,7 +34,7 @@ from services.store.transfer.server import Server
 from services.store.transfer.sharing import Sharing
 from services.store.transfer.threads import off_loop
 from services.store.transfer.wake import surely, teller
-from services.store.transfer.wire import MAX_LENGTH, Kind, SegmentRef
+from services.store.transfer.wire import KIB, MAX_LENGTH, Kind, SegmentRef
 from shared.errors import (
     DeadlineExceeded,
     Fenced,
@@ -48,6 +48,7 @@ from shared.errors import (
 from shared.messages import Ref
 
 AT_CAP = 0.02
+AT_ONCE = 256 * KIB
 KINDS = {
     (Op.READ, False): Kind.READ,
     (Op.WRITE, False): Kind.WRITE,
@@ -129,12 +130,12 @@ class Engine:
             return
         self._closed = True
         error = PeerGone("this agent is closing")
+        if (thread := self._copier.close(error)) is not None:
+            await off_loop(thread.join, "transfer-join", lambda _: None)
         for endpoint in list(self._endpoints.values()):
             await endpoint.close(error)
         await self._server.close()
         self._sharing.close()
-        if (thread := self._copier.close()) is not None:
-            await off_loop(thread.join, "transfer-join", lambda _: None)
         self._mappings.close()
 
     # -- memory ----------------------------------------------------------------------------------------------
@@ -207,12 +208,17 @@ class Engine:
         jobs = self._jobs(batch, requests)
         IN_FLIGHT.inc(len(requests))
         touched = {job.request.peer: self._endpoint(job.request.peer) for job in jobs if job.error is None}
+        at_once: list[Slice] = []
         with self._lock:
             for job in jobs:
                 if job.error is None:
-                    self._begin(job)
+                    self._begin(job, at_once)
                 else:
                     job.finish()
+        for piece in at_once:
+            refused = read(piece)
+            with self._lock:
+                self._copier.settle(piece, refused)
         for endpoint in touched.values():
             endpoint.mend()
         return jobs
@@ -241,8 +247,9 @@ class Engine:
             job.error = e
         return job
 
-    def _begin(self, job: Job) -> None:
-        """Under the lock: on its way, or parked until its peer and transport are known."""
+    def _begin(self, job: Job, at_once: list[Slice]) -> None:
+        """Under the lock: on its way, or parked until its peer and transport are known. Small mapped READs are added to
+        ``at_once``: to copy them takes less than to tell a thread."""
         link = self._endpoint(job.request.peer).link
         if link.refuses(job):
             return job.finish(Fenced("the landing was fenced"))
@@ -254,6 +261,8 @@ class Engine:
             return job.finish(e)
         if route is None:
             link.park(job)
+        elif route.mapping is not None and job.length + sum(piece.length for piece in at_once) <= AT_ONCE:
+            at_once += self._cut(link, job, route)
         else:
             self._send(link, job, route)
 
@@ -275,22 +284,26 @@ class Engine:
                 self._send(link, job, route)
 
     def _send(self, link: Link, job: Job, route: Route) -> None:
-        """Under the lock: cut a job and queue its slices."""
-        request = job.request
-        mapped = route.transport == "shm"
+        """Under the lock: queue the slices of a job."""
+        slices = self._cut(link, job, route)
+        if route.mapping is not None:
+            self._copier.submit(slices)
+        else:
+            link.submit(slices)
+
+    def _cut(self, link: Link, job: Job, route: Route) -> list[Slice]:
+        """Under the lock. The job is under way from here on."""
+        request, mapped = job.request, route.transport == "shm"
         size = SLICE_CEILING if mapped else slice_size(job.length, link.queued_bytes, self._local.streams)
         pieces = cut(job.length, size, job.step)
         job.transport, job.mapping, job.open = route.transport, route.mapping, len(pieces)
         kind = KINDS[request.op, mapped]
         target = SegmentRef(request.segment, route.mapping.shape.instance if route.mapping else 0)
         slices = [Slice(job, kind, at, length, target) for at, length in pieces]
-        if kind is Kind.COPY:
-            self._copier.submit(slices)
-            return
         if kind is Kind.PULL and job.local is not None:
             for piece in slices:
                 piece.source = SegmentRef(job.local.name, job.local.instance)
-        link.submit(slices)
+        return slices
 
     def _verify(self, piece: Slice) -> None:
         """Under the lock, on the copier's thread: the owner has the last word."""
@@ -352,9 +365,16 @@ class Engine:
         """Made on first use; not connected yet. On the loop."""
         endpoint = self._endpoints.get(ref)
         if endpoint is None:
+            self._bury(ref)
             endpoint = self._endpoints[ref] = Endpoint(ref, self._local, self._assign, self._room)
         self._pool.touch(ref)
         return endpoint
+
+    def _bury(self, ref: Ref) -> None:
+        """Forget earlier incarnations of a peer, as far as nothing is under way to them."""
+        for old in [old for old in self._endpoints if old.id == ref.id and not self._endpoints[old].busy()]:
+            self._endpoints.pop(old).disconnect()
+            self._pool.remove(old)
 
     async def _room(self, endpoint: Endpoint) -> None:
         """Admit an endpoint to the pool, disconnecting an idle one where the cap asks for it."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from services.store.transfer.base import CallHandler, Guard
@@ -20,6 +21,7 @@ from shared.errors import ConfigError, MooncakeError, NotPermitted
 from shared.messages import Ref
 
 HANDSHAKES = 128
+NO_DESCRIPTORS = 0.1
 
 
 class Server:
@@ -77,6 +79,7 @@ class Server:
             except OSError:
                 if self._closed:
                     return
+                time.sleep(NO_DESCRIPTORS)
                 continue
             with self._lock:
                 room = len(self._shaking) < HANDSHAKES and not self._closed

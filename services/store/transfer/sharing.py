@@ -12,6 +12,7 @@ import mmap
 import os
 import socket
 import threading
+import time
 
 import msgspec
 
@@ -25,6 +26,7 @@ from shared.messages import Ref
 
 REGISTRATIONS = 4096
 CONNECTIONS = 256
+NO_DESCRIPTORS = 0.1
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -87,6 +89,7 @@ class Sharing:
         self._connections: set[socket.socket] = set()
         self._listener: socket.socket | None = None
         self._path = ""
+        self._closed = False
 
     def start(self, address: str) -> None:
         """Raises ConfigError."""
@@ -117,7 +120,10 @@ class Sharing:
             try:
                 sock, _ = listener.accept()
             except OSError:
-                return
+                if self._closed:
+                    return
+                time.sleep(NO_DESCRIPTORS)
+                continue
             with self._lock:
                 room = len(self._connections) < CONNECTIONS
                 if room:
@@ -181,6 +187,7 @@ class Sharing:
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             connections = list(self._connections)
         if self._listener is not None:
             sever(self._listener)

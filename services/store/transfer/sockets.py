@@ -17,6 +17,8 @@ from shared.errors import PeerGone
 
 IOV_MAX = 1024
 BUFFER = 4 * MIB
+GONE = 10_000
+"""Milliseconds without an acknowledgement after which a connection is over: keepalive does not look then."""
 Buffers = Sequence[memoryview | bytes]
 
 
@@ -49,7 +51,12 @@ def unix_address(address: str) -> str:
 def tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 5)):
+    for option, value in (
+        (socket.TCP_KEEPIDLE, 5),
+        (socket.TCP_KEEPINTVL, 1),
+        (socket.TCP_KEEPCNT, 5),
+        (socket.TCP_USER_TIMEOUT, GONE),
+    ):
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         sock.setsockopt(socket.SOL_SOCKET, option, BUFFER)
