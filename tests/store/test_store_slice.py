@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from services.store.client import StoreClient
-from shared.engines.base import Kind, LandingTarget, Owner, PoolClass, Run
+from shared.engines.base import Kind, KVStore, LandingTarget, Owner, PoolClass, Run
 from shared.errors import Fenced, MooncakeError
 from shared.messages import Ref
 
@@ -141,3 +141,9 @@ async def test_a_writer_may_not_exceed_its_landing(
     await prefill.stream(whole, [*run, Run(source.slot, 1, 0, 4, 0, 16)], OWNER, 5.0)
     assert await decode.landed(landing, 1.0)
     assert a.stats()["store_streams"] == 0
+
+
+def test_the_client_is_a_kv_store() -> None:
+    """Checked by mypy: exactly the Protocol that engines' services are written against."""
+    kind: type[KVStore] = StoreClient
+    assert kind is StoreClient
