@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from services.decode.decoder import Running
 from services.decode.sequence import Sequence
 from shared.engines.base import Held, Landing, PoolClass
-from shared.errors import DoesNotFit, MooncakeError, NoRoom, PoolFull, UnknownAttempt
+from shared.errors import DoesNotFit, MooncakeError, NoRoom, PoolFull, StoreError, UnknownAttempt
 from shared.instance.attempts import Key, Phase
 from shared.instance.compute import settle
 from shared.instance.job import Job, Prompt
@@ -192,7 +192,7 @@ class DecodeJob(Job):
         for run in running.sequence.filled():
             try:
                 await self.store.commit(run.holds, run.parent, run.keys)
-            except MooncakeError as e:
+            except StoreError as e:
                 if self.store.closed:
                     raise
                 self.service.log.warning("blocks were not committed", request=self.key[0], error=e.code)

@@ -13,7 +13,7 @@ from services.prefill.groups import LayerGroups, chunk_runs, whole_run
 from services.prefill.plan import Await, Block, Chunk, next_step, repeats_last
 from services.prefill.streamer import Streamer
 from shared.engines.base import Draw, Drawn, LandingTarget, LayerHook, Run, Work
-from shared.errors import InternalError, MooncakeError, ProtocolError
+from shared.errors import InternalError, MooncakeError, ProtocolError, StoreError
 from shared.instance.attempts import Phase
 from shared.instance.job import Job, Prompt
 from shared.instance.tracing import span
@@ -147,9 +147,18 @@ class PrefillJob(Job):
         self._progress()
         size = self.prompt.block_size
         filled = [i for i in chunk.filled(size) if self.blocks.state[i] is Block.OURS]
-        group.create_task(self.blocks.commit(filled))
+        group.create_task(self._commit(filled))
         self._complete.update(chunk.blocks(size))
         self._need_now([i for i in chunk.blocks(size) if i in self._late])
+
+    async def _commit(self, blocks: list[int]) -> None:
+        """A block that cannot be committed is still good for this attempt."""
+        try:
+            await self.blocks.commit(blocks)
+        except StoreError as e:
+            if self.store.closed:
+                raise
+            self.service.log.warning("blocks were not committed", request=self.key[0], error=e.code)
 
     def _draw(self) -> Draw:
         prompt = self.prompt

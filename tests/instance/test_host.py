@@ -23,7 +23,7 @@ from shared.metadata import Metadata
 from shared.nats_bus import NatsBus
 from shared.records import InstanceRecord
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(400)]
 
 
 class Processes:
@@ -58,7 +58,7 @@ class Processes:
             process.wait()
 
 
-async def until(metadata: Metadata, count: int, seconds: float = 90.0) -> dict[str, InstanceRecord]:
+async def until(metadata: Metadata, count: int, seconds: float = 150.0) -> dict[str, InstanceRecord]:
     """Wait for exactly ``count`` registered instances."""
     async with asyncio.timeout(seconds):
         while len(found := await metadata.instances()) != count:
