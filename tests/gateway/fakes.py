@@ -189,7 +189,7 @@ class Api:
 
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
-DEADLINES = Deadlines(head=5, body=5, stall=5, idle=5)
+DEADLINES = Deadlines(head=30, body=30, stall=30, idle=30)
 
 StartApi = Callable[..., Awaitable[Api]]
 
@@ -215,7 +215,7 @@ async def running(
     offload.close()
 
 
-async def until(condition: Callable[[], bool], timeout: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], timeout: float = 30.0) -> None:
     """Wait for ``condition``; the deadline only ends a test that has failed."""
     async with asyncio.timeout(timeout):
         while not condition():

@@ -24,6 +24,8 @@ from shared.errors import ConfigError
 from shared.metadata import Metadata
 from tests.gateway.fakes import until
 
+pytestmark = pytest.mark.timeout(180)  # processes start slowly on a busy machine
+
 NOWHERE = ["--nats", "nats://127.0.0.1:9", "--redis", "redis://127.0.0.1:9/0"]
 
 
@@ -44,7 +46,7 @@ class Conductor:
 
     async def stop(self, sign: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(sign)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await self.process.wait()
 
 
@@ -62,7 +64,7 @@ async def conductor(folder: Path, *flags: str) -> AsyncIterator[Conductor]:
     lines: list[str] = []
     reading = asyncio.create_task(collect(process.stderr, lines))
     try:
-        await until(lambda: "conductor listening" in "".join(lines) or reading.done(), 30)
+        await until(lambda: "conductor listening" in "".join(lines) or reading.done(), 60)
         match = re.search(r"http://[^\s\"]+", "".join(lines))
         assert match, lines
         async with aiohttp.ClientSession() as http:
@@ -139,7 +141,7 @@ async def test_what_cannot_be_had_is_named(model_folder: Path, field: str, value
 async def test_a_wrong_setting_is_one_line_and_exit_2() -> None:
     command = [sys.executable, "-m", "services.conductor", "--port", "eighty"]
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
-    _, errors = await asyncio.wait_for(process.communicate(), 30)
+    _, errors = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 2
     assert len(errors.decode().splitlines()) == 1
     assert b"port" in errors

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import io
 import json
 import re
 from collections.abc import AsyncIterator
@@ -18,7 +20,7 @@ POSTS = ("/v1/chat/completions", "/v1/completions")
 GETS = ("/v1/models", "/v1/models/x", "/cluster", "/health", "/ready", "/metrics")
 
 
-async def raw(api: Api, data: bytes, more: float = 5.0) -> tuple[int, dict[str, str], bytes]:
+async def raw(api: Api, data: bytes, more: float = 30.0) -> tuple[int, dict[str, str], bytes]:
     """Send bytes as they are; status, headers (lower case) and body of the first answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", api.server.port)
     try:
@@ -80,7 +82,7 @@ async def chunks(count: int) -> AsyncIterator[bytes]:
 async def test_a_body_over_the_limit_is_413_told_or_not(start: StartApi) -> None:
     api = await start(options=GatewayOptions(model=MODEL, max_body_bytes=2**20))
     kind = {"Content-Type": "application/json"}
-    for data in (b" " * (50 * 2**20), chunks(40)):
+    for data in (io.BytesIO(b" " * (50 * 2**20)), chunks(40)):
         async with api.http.post(api.server.url + POSTS[0], data=data, headers=kind) as response:
             assert response.status == 413
             assert "1048576" in assert_envelope(await response.json(), response.headers)["message"]
@@ -98,8 +100,6 @@ async def test_a_prompt_of_200_000_tokens_works(start: StartApi) -> None:
 
 
 async def test_a_gzipped_body_is_read_and_a_bomb_is_not(start: StartApi) -> None:
-    import gzip
-
     api = await start(options=GatewayOptions(model=MODEL, max_body_bytes=2**16))
     kind = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
     for data, status in (
@@ -189,7 +189,7 @@ async def test_a_body_that_does_not_come_is_408(start: StartApi) -> None:
 async def test_a_silent_connection_is_closed(start: StartApi) -> None:
     api = await start(deadlines=Deadlines(head=5, body=5, stall=5, idle=0.1))
     reader, writer = await asyncio.open_connection("127.0.0.1", api.server.port)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert await reader.read() == b""
     writer.close()
 
