@@ -18,7 +18,7 @@ from shared.errors import InvalidInput, StaleToken
 @dataclass(slots=True)
 class Hold:
     """One hold of one connection on one slot. ``key``: what the slot is reserved for, b"" for a private slot.
-    ``soft``: a prefetched block, which yields."""
+    ``soft``: a block held for prefetch, which yields. ``bounded``: prefetch brought it, or is bringing it."""
 
     id: int
     slot: int
@@ -27,6 +27,7 @@ class Hold:
     pool_class: PoolClass
     key: bytes = b""
     soft: bool = False
+    bounded: bool = False
 
 
 def waiting(key: bytes) -> Held:
@@ -64,8 +65,15 @@ class Pool:
 
     @property
     def prefetched(self) -> int:
-        """Holds for prefetch."""
+        """Holds on what prefetch brought or is bringing."""
         return self._prefetched
+
+    def room(self, pool_class: PoolClass) -> int:
+        """Slots worth asking for: what the class gets of an empty pool; for prefetch, which does not wait, what it
+        gets now."""
+        if pool_class is not PoolClass.PREFETCH:
+            return self.slots.limit(pool_class)
+        return max(0, min(self._prefetch - self._prefetched, self.slots.spare(pool_class)))
 
     def held_by(self, connection: int) -> int:
         """Number of holds of a connection."""
@@ -96,8 +104,9 @@ class Pool:
         self.holds[hold.id] = hold
         self._of_connection.setdefault(connection, set()).add(hold.id)
         if pool_class is PoolClass.PREFETCH:
-            self._prefetched += 1
             hold.soft = self.slots[slot].state is State.COMMITTED
+            hold.bounded = not hold.soft or self.slots[slot].fetched_by == owner.id
+            self._prefetched += hold.bounded
         if hold.soft:
             self._soft.setdefault(slot, set()).add(hold.id)
         self.slots.change(slot, holds=not hold.soft, soft=hold.soft)
@@ -137,8 +146,7 @@ class Pool:
         del self.holds[hold.id]
         self._leave(hold)
         self._settle(hold)
-        if hold.pool_class is PoolClass.PREFETCH:
-            self._prefetched -= 1
+        self._prefetched -= hold.bounded
         if hold.soft:
             self._soft[hold.slot].discard(hold.id)
             if not self._soft[hold.slot]:

@@ -20,7 +20,7 @@ from services.store.settings import StoreSettings
 from services.store.slab import AGENT, Slab, boottime
 from services.store.transfer.base import Op, Request, Result, Status, TransferEngine
 from shared.engines.base import Held, Kind, Owner, PoolClass
-from shared.errors import ChecksumMismatch, LeaseExpired, MooncakeError, ProtocolError, TransferError
+from shared.errors import ChecksumMismatch, LeaseExpired, MooncakeError, PoolFull, ProtocolError, TransferError
 from shared.messages import Ref
 from shared.telemetry import log
 
@@ -144,9 +144,11 @@ class RemoteReader:
         timeout: float,
     ) -> Read:
         deadline = asyncio.get_running_loop().time() + timeout
-        found = found[: slab.pool.slots.limit(pool_class)]  # the beginning of a prefix is worth having alone
+        room = slab.pool.room(pool_class)
+        found, rest = found[:room], found[room:]  # the beginning of a prefix is worth having alone
         held = await slab.reserve([w.key for w, _ in found], AGENT, owner, pool_class, timeout)
-        read = Read(holds=[h.hold for h in held if h.kind is Kind.PRESENT])
+        read = Read({w.key: Outcome(error=PoolFull.code) for w, _ in rest})
+        read.holds += [h.hold for h in held if h.kind is Kind.PRESENT]
         copies: list[Copy] = []
         for (w, d), h in zip(found, held, strict=True):
             if h.kind is Kind.NEW and 0 < d.length == d.size <= slab.geometry.slot_bytes:

@@ -101,6 +101,10 @@ class Slots:
         yields = self.yielding if pool_class < PoolClass.PREFETCH else 0  # rule: prefetch_yields
         return len(self._free) + self.idle + yields
 
+    def spare(self, pool_class: PoolClass) -> int:
+        """Available, without what is kept for growth."""
+        return max(0, self.available(pool_class) - self._kept(pool_class))
+
     def take(self, count: int, pool_class: PoolClass, keep: int) -> list[int] | None:
         """``count`` claimed slots for writing, evicting what it takes, or None: all or nothing. ``keep`` slots stay
         available for others."""

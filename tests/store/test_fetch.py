@@ -185,6 +185,23 @@ async def test_prefetched_blocks_yield_and_must_be_leased_before_use(
     assert b.stats()["store_prefetched"] == 0
 
 
+async def test_prefetch_takes_what_it_gets_now_and_does_not_wait(
+    start_agent: Start, connect: Connect, key: Key
+) -> None:
+    a, b = await start_agent(), await start_agent(slots=8, prefetch_share=0.5)
+    owner, reader = await connect(a), await connect(b)
+    keys = [key(i) for i in range(6)]
+    await put_chain(owner, keys)
+    await put_chain(reader, [key("local")])
+    assert await reader.lease([key("local")], OWNER, PoolClass.PREFETCH) != [None]  # local blocks are not counted
+    fetched = await fetch(reader, keys, pool_class=PoolClass.PREFETCH, timeout=30.0)
+    assert errors(fetched) == [""] * 4 + ["pool_full"] * 2
+    assert b.stats()["store_prefetched"] == 4
+    await reader.release([f.held for f in fetched if f.held is not None])
+    later = await reader.fetch(keys, b"", [], Owner("request/2"), PoolClass.PREFETCH, 5.0)
+    assert errors(later) == [""] * 6
+
+
 async def test_what_a_cancelled_call_is_granted_later_comes_back(
     start_agent: Start, connect: Connect, key: Key
 ) -> None:
