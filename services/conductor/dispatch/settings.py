@@ -16,7 +16,7 @@ class DispatchSettings(CommonSettings, frozen=True, kw_only=True):
     policy: Annotated[PolicyName, Meta(description="How instances are chosen.")] = "global_cache"
     kvcache_balancing_threshold: Annotated[
         float, Meta(description="A prefix is fetched only when it is this many times longer than the own one.", gt=0)
-    ] = 2.0
+    ] = 1.0
     slo_ttft_ms: Annotated[int, Meta(description="Objective for the time to the first token.", ge=1)] = 30_000
     slo_tbt_ms: Annotated[int, Meta(description="Objective for the time between tokens.", ge=1)] = 200
     expected_output: Annotated[

@@ -14,10 +14,14 @@ from services.conductor.scheduling.views import Ask, Bools, DecodeView, Floats, 
 
 @dataclass
 class PolicyOptions:
-    """``threshold``: kvcache_balancing_threshold. Prices within ``tie_ratio`` and ``tie_seconds`` of the least count
-    as equal: predictions are no better than that, and strict order would make one instance hot."""
+    """``threshold``: kvcache_balancing_threshold. At 1 only the price decides; above, copies that would pay are
+    forgone: at 2, every turn of a chat would compute the answer before it again, which decode alone holds.
 
-    threshold: float = 2.0
+    Prices within ``tie_ratio`` and ``tie_seconds`` of the least count as equal: predictions are no better than that,
+    and strict order would make one instance hot.
+    """
+
+    threshold: float = 1.0
     tie_ratio: float = 0.05
     tie_seconds: float = 0.001
     rng: random.Random = field(default_factory=random.Random)
