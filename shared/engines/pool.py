@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import torch
@@ -33,6 +34,7 @@ class KVPool:
         self.geometry = geometry
         self.slots = slots.shape[0]
         self._layers = slots.unbind(1)  # per layer [slot][token][2][kv_head][head_dim]
+        self._scratch = torch.empty(0, dtype=slots.dtype)
 
     @classmethod
     def private(cls, geometry: Geometry, slots: int) -> KVPool:
@@ -62,8 +64,19 @@ class KVPool:
         view[slots, offsets, 1] = values.to(view.device)
 
     def gather(self, layer: int, slots: Tensor) -> Tensor:
-        """A copy of whole blocks, ``[len(slots) * block_size][2][kv_head][head_dim]``."""
-        return self._layers[layer].index_select(0, slots).flatten(0, 1)
+        """A copy of whole blocks, ``[len(slots) * block_size][2][kv_head][head_dim]``, valid until the next gather.
+
+        One buffer serves all: fresh memory for megabytes a layer costs more in page faults than the copy itself.
+        """
+        view = self._layers[layer]
+        shape = (len(slots), *view.shape[1:])
+        need = math.prod(shape)
+        if need > self._scratch.numel():
+            with torch.inference_mode(False):
+                self._scratch = torch.empty(need, dtype=view.dtype)
+        into = self._scratch[:need].view(shape)
+        torch.index_select(view, 0, slots, out=into)
+        return into.flatten(0, 1)
 
 
 def _inner(geometry: Geometry) -> tuple[int, ...]:
