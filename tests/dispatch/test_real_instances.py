@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from shared.blocks import KEY, chain_keys
 from shared.engines.local import LocalRunner
 from shared.engines.memory_engine import MemoryEngine
 from shared.engines.memory_store import MemoryNetwork, MemoryNode, MemoryStore
-from shared.instance.compute import InlineCompute
+from shared.instance.compute import InlineCompute, settle
 from shared.latency import DecodeModel, PrefillModel
 from shared.memory_bus import Faults, MemoryBus, MemoryConnection
 from shared.messages import Ref, Sampling
@@ -32,6 +32,7 @@ from tests.dispatch.world import ids
 
 BLOCK = 16
 NO_FAULTS = Faults()
+T = TypeVar("T")
 PREFILL = PrefillModel(0.001, 0.0001, 0.0)
 
 
@@ -53,6 +54,14 @@ class NodesIndex:
 
     def summary(self) -> Mapping[str, Any]:
         return {}
+
+
+class TimedCompute(InlineCompute):
+    """A step takes five milliseconds of virtual time, and cannot be interrupted."""
+
+    async def run(self, step: Callable[[], T]) -> T:
+        await settle(asyncio.ensure_future(asyncio.sleep(0.005)))
+        return await super().run(step)
 
 
 def code(ref: Ref) -> bytes:
@@ -83,9 +92,9 @@ class Mesh:
         ref = Ref(id, next(self._numbers))
         service: Prefill | Decode
         if id.startswith("p"):
-            service = Prefill(ref, bus, store, engine, InlineCompute(), PREFILL, PrefillSettings(prefill_chunk=32))
+            service = Prefill(ref, bus, store, engine, TimedCompute(), PREFILL, PrefillSettings(prefill_chunk=32))
         else:
-            service = Decode(ref, bus, store, engine, InlineCompute(), DecodeSettings(headroom=0.0, expected_output=16))
+            service = Decode(ref, bus, store, engine, TimedCompute(), DecodeSettings(headroom=0.0, expected_output=16))
         await bus.serve(ref.id, service.handle)
         self.tasks += [asyncio.ensure_future(work) for work in service.background()]
         self.services[id] = service, bus
@@ -234,10 +243,9 @@ def test_death_of_any_of_them(victim: str, after: int) -> None:
                 counts[i] += 1
                 if sum(counts) >= after and victim in mesh.services:
                     mesh.kill(victim)
-                await asyncio.sleep(0.01)
 
         if after == 0:
-            asyncio.get_running_loop().call_later(0.001, mesh.kill, victim)
+            asyncio.get_running_loop().call_later(0.02, mesh.kill, victim)
         await asyncio.gather(*(follow(i) for i in range(4)))
         assert done == [alone(p, 25) for p in prompts]
 
@@ -270,7 +278,7 @@ def test_cancel_gives_everything_back_at_once(after: int) -> None:
                 await stream.aclose()
             else:
                 task = asyncio.ensure_future(anext(stream))
-                await asyncio.sleep(0.002 * i)
+                await asyncio.sleep(0.008 * i)
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
                 await stream.aclose()
