@@ -115,11 +115,17 @@ class Agent:
 
     async def _tick(self) -> None:
         while True:
-            for slab in self.slabs.values():
-                slab.expire()
-                slab.changed()
-            self._show()
+            try:
+                self._look()
+            except Exception:  # leases must go on ending, whatever one look found
+                logger.exception("a look at the pool failed")
             await asyncio.sleep(TICK)
+
+    def _look(self) -> None:
+        for slab in self.slabs.values():
+            slab.expire()
+            slab.changed()
+        self._show()
 
     # -- what is held ----------------------------------------------------------------------------------
 
