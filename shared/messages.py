@@ -2,8 +2,8 @@
 
 Every message between a gateway, a prefill and a decode instance names the request, the attempt, the sender
 and the target *incarnation*; another incarnation refuses it. All are idempotent. Times travel as remaining
-or elapsed milliseconds, never as a clock reading. The rules named here (``tombstone``, ``landing_admits`` ...) are those of the
-checked protocol models; the state machines that follow them live in the services.
+or elapsed milliseconds, never as a clock reading. The rules named here (``tombstone``, ``landing_admits`` ...)
+are those of the checked protocol models; the state machines that follow them live in the services.
 
 Wire form: one byte protocol version, then a MessagePack map with a ``t`` tag.
 """

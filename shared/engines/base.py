@@ -195,8 +195,8 @@ class KVStore(Protocol):
     async def lease(
         self, keys: Sequence[bytes], owner: Owner, pool_class: PoolClass = PoolClass.GROWTH
     ) -> list[Held | None]:
-        """Hold committed blocks of the local pool; None where absent. Touches leaf first. Holds of class PREFETCH are soft:
-        they keep a block only until a stronger class needs the room."""
+        """Hold committed blocks of the local pool; None where absent. Touches leaf first. Holds of class PREFETCH are
+        soft: they keep a block only until a stronger class needs the room."""
 
     async def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Local presence; neither leases nor touches."""
@@ -243,8 +243,8 @@ class KVStore(Protocol):
         apart: frozenset[int] = frozenset(),
     ) -> Landing:
         """Slots for a prompt of ``tokens`` tokens in ``blocks`` blocks, the full ones named by ``keys``; whole or
-        not at all. Present blocks are held and put in ``have``. Blocks ``apart`` are fetched by the caller into slots of
-        its own: they get a slot here, but the writer does not owe them until :meth:`owe` says so."""
+        not at all. Present blocks are held and put in ``have``. Blocks ``apart`` are fetched by the caller into slots
+        of its own: they get a slot here, but the writer does not owe them until :meth:`owe` says so."""
 
     async def landed(self, landing: Landing, timeout: float) -> bool:
         """Wait until every layer and token that the writer owes is in memory and all its completions were reported.

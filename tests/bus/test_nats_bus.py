@@ -50,7 +50,7 @@ async def accept(message: AnyMessage) -> AnyMessage | None:
 
 async def until(holds: Callable[[], bool], timeout: float = 10.0) -> None:
     async with asyncio.timeout(timeout):
-        while not holds():  # noqa: ASYNC110
+        while not holds():
             await asyncio.sleep(0.01)
 
 

@@ -52,7 +52,7 @@ def differing(field: str) -> Namespace:
 
 async def until(holds: Callable[[], bool], timeout: float = 10.0) -> None:
     async with asyncio.timeout(timeout):
-        while not holds():  # noqa: ASYNC110
+        while not holds():
             await asyncio.sleep(0.01)
 
 
@@ -75,7 +75,7 @@ async def test_registration_expires(metadata: Metadata) -> None:
     await metadata.register(instance("short"), ttl=0.05)
     await metadata.register(instance("long"), ttl=60)
     async with asyncio.timeout(5):
-        while [record.ref.id for record in await metadata.instances()] != ["long"]:  # noqa: ASYNC110
+        while [record.ref.id for record in await metadata.instances()] != ["long"]:
             await asyncio.sleep(0.01)
     assert await metadata.link.client.hlen("mc:{m}:instance") == 1
 
@@ -140,7 +140,7 @@ async def test_reservations_sum_renew_release_and_expire(metadata: Metadata) -> 
     await metadata.reserve_all([Reservation(f"x{n}", "d", 1) for n in range(3000)], ttl=0.01)
     await metadata.release_all([Reservation("r2.1", "p", 0)])
     async with asyncio.timeout(5):
-        while await metadata.sums() != {"d": Reserved(5, 1)}:  # noqa: ASYNC110
+        while await metadata.sums() != {"d": Reserved(5, 1)}:
             await asyncio.sleep(0.01)
     assert await metadata.link.client.zcard("mc:{m}:reserved:until") == 1
 
@@ -150,7 +150,7 @@ async def test_leases_have_one_holder(metadata: Metadata) -> None:
     assert not await metadata.hold_lease("sweeper", "two", 60)
     assert await metadata.hold_lease("sweeper", "one", 0.01)
     async with asyncio.timeout(5):
-        while not await metadata.hold_lease("sweeper", "two", 60):  # noqa: ASYNC110
+        while not await metadata.hold_lease("sweeper", "two", 60):
             await asyncio.sleep(0.01)
 
 

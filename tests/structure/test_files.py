@@ -55,12 +55,6 @@ def test_tests_are_no_package() -> None:
     assert not list((ROOT / "tests").rglob("__init__.py"))
 
 
-def test_names_of_test_files_are_unique() -> None:
-    """Failures are named by file; two of the same name are mistaken for each other."""
-    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
-    assert sorted(names) == sorted(set(names))
-
-
 def test_no_file_is_large() -> None:
     large = [str(path.relative_to(ROOT)) for path in committed() if path.stat().st_size > 2 << 20]
     assert not large
