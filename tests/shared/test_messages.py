@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -34,7 +34,7 @@ def submit() -> Submit:
 def test_every_message_is_tagged_documented_and_round_trips(kind: type[Message]) -> None:
     schema = msgspec.json.schema(kind)
     assert schema and kind.__struct_config__.tag
-    hints = {
+    hints: dict[str, Any] = {
         "sender": A,
         "target": B,
         "request": "q",
