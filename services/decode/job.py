@@ -98,8 +98,7 @@ class DecodeJob(Job):
                 await self._fetch(landing, sorted(apart - landing.have))
                 while not await self.store.landed(landing, LANDED_WAIT_S):
                     pass
-            kept = await self.store.close_landing(landing, keep=True)
-        self.holds.add(kept)
+            kept = await self.holds.take(self.store.close_landing(landing, keep=True))
         await self.holds.release([kept[block] for block in self._fetched])
         slots = [self._fetched.get(block, one) for block, one in enumerate(kept)]
         shared = landing.have | frozenset(self._fetched)

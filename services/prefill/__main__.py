@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 
 from services.prefill.service import Prefill
 from services.prefill.settings import PrefillSettings
 from services.store.client import StoreClient
 from shared.blocks import Namespace
 from shared.config import load
-from shared.instance.host import Host, Parts
+from shared.instance.host import Host, Parts, leave
 from shared.records import PREFILL
 from shared.telemetry import setup
 
@@ -30,7 +29,7 @@ def main() -> None:
     async def run() -> int:
         return await Host(PREFILL, settings, connect, build).run()
 
-    sys.exit(asyncio.run(run()))
+    leave(asyncio.run(run()))
 
 
 if __name__ == "__main__":
