@@ -14,13 +14,13 @@ PROMPT, SHARED, BLOCK, VOCABULARY = 2000, 1900, 32, 40_000
 
 
 async def measure(model: str, rounds: int) -> list[Row]:
-    """Round robin over two prefill nodes: in each round a prompt is cold on one node, warm on the other, then warm on
+    """The two prefill nodes take turns: in each round a prompt is cold on one node, warm on the other, then warm on
     the first. What was cached is asserted; rounds alternate which node starts."""
     rng = random.Random(7)
     names = ("cold", "95 % warm, another node", "95 % warm, same node")
     ttft: dict[str, list[float]] = {name: [] for name in names}
     cpu: dict[str, float] = dict.fromkeys(names, 0.0)
-    with mesh("--prefill", "2", "--decode", "1", "--policy", "round_robin") as running:
+    with mesh("--prefill", "2", "--decode", "1", "--policy", "least_loaded") as running:
         async with aiohttp.ClientSession() as session:
             await _ask(session, running, model, _tokens(rng, 200))
             await _ask(session, running, model, _tokens(rng, 200))

@@ -107,12 +107,12 @@ class Mesh:
         return pages
 
     def held(self) -> dict[str, float]:
-        """Everything that is held anywhere now: {"process kind": amount}, zeros left out. Committed blocks
-        are no holds."""
+        """Everything that is held anywhere now: {"process kind": amount}, zeros left out. Connections
+        stay open, so they do not count."""
         out: dict[str, float] = {}
         for process, page in self.scrapes().items():
             for name, labels, value in _samples(page):
-                if name == "mooncake_held" and value:
+                if name == "mooncake_held" and value and "connection" not in labels["kind"]:
                     out[f"{process} {' '.join(f'{k}={v}' for k, v in sorted(labels.items()))}"] = value
         return out
 
@@ -125,13 +125,13 @@ class Mesh:
                     found += value
         return found
 
-    async def settled(self, baseline: dict[str, float], within: float = 2.0) -> dict[str, float]:
-        """What is still held above the baseline after ``within`` seconds; {} as soon as there is nothing."""
+    async def settled(self, within: float = 2.0) -> dict[str, float]:
+        """What is still held after ``within`` seconds; {} as soon as there is nothing."""
         deadline = time.monotonic() + within
         while True:
-            above = {k: v for k, v in self.held().items() if v > baseline.get(k, 0)}
-            if not above or time.monotonic() > deadline:
-                return above
+            held = await asyncio.to_thread(self.held)
+            if not held or time.monotonic() > deadline:
+                return held
             await asyncio.sleep(0.05)
 
     # -- its processes -----------------------------------------------------------------------------------------

@@ -49,11 +49,11 @@ async def _leave(mesh: Mesh, prompt: list[int], stream: bool, after: float, wait
 async def test_b1_disconnect(
     up: Callable[..., Mesh], alone: Alone, tokens: Callable[[int], list[int]], phase: str, stream: bool, transport: str
 ) -> None:
-    mesh = up("--prefill", "2", "--decode", "1", "--policy", "round_robin", "--transport", transport)
+    mesh = up("--prefill", "2", "--decode", "1", "--policy", "least_loaded", "--transport", transport)
     probe = tokens(40)
     expected = alone(probe)
     await mesh.ask(probe)
-    assert await mesh.settled({}, within=5.0) == {}, "nothing is held while idle"
+    assert await mesh.settled(within=5.0) == {}, "nothing is held while idle"
     rng = random.Random(phase)
     for _ in range(REPETITIONS):
         prompt = tokens(LONG if phase != "decode" else 40)
@@ -64,7 +64,7 @@ async def test_b1_disconnect(
             "decode": rng.uniform(0.15, 0.4),
         }[phase]
         await _leave(mesh, prompt, stream, after, wait_first=phase == "decode")
-    assert await mesh.settled({}, within=2.0) == {}
+    assert await mesh.settled(within=2.0) == {}
     again = await mesh.ask(probe)
     assert again.text == expected
     running = mesh.cluster()["requests"]["running"]

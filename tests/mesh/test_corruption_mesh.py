@@ -23,9 +23,12 @@ Corrupt = Callable[..., Awaitable[tuple["Mesh", list[int]]]]
 def flip(pid: int, slot_bytes: int) -> int:
     """Flip a bit of the exponent of one float in every slot of an agent's pool that holds data; how many."""
     flipped = 0
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        if "memfd:" not in os.readlink(fd) or (size := os.stat(fd).st_size) < slot_bytes:
-            continue
+    fds = Path(f"/proc/{pid}/fd").iterdir()  # the same pool is open more than once
+    pools = {
+        os.stat(fd).st_ino: fd for fd in fds if os.readlink(fd).startswith("/memfd:kv.") and os.access(fd, os.W_OK)
+    }
+    for fd in pools.values():
+        size = os.stat(fd).st_size
         with open(fd, "r+b") as file, mmap.mmap(file.fileno(), size) as pool:
             for start in range(0, size - slot_bytes + 1, slot_bytes):
                 slot = pool[start : start + slot_bytes]
@@ -40,7 +43,7 @@ def corrupted(up: Callable[..., Mesh], tokens: Callable[[int], list[int]]) -> Co
     """A mesh whose owners' blocks of one prompt are corrupt, on every node."""
 
     async def make(*flags: str) -> tuple[Mesh, list[int]]:
-        mesh = up("--prefill", "2", "--decode", "1", "--policy", "round_robin", *flags)
+        mesh = up("--prefill", "2", "--decode", "1", "--policy", "least_loaded", *flags)
         prompt = tokens(BLOCKS * B + 3)
         await mesh.ask(prompt)
         await asyncio.sleep(0.3)
@@ -54,10 +57,10 @@ def corrupted(up: Callable[..., Mesh], tokens: Callable[[int], list[int]]) -> Co
 
 async def test_verify_off_over_tcp_a_flipped_byte_changes_the_text(corrupted: Corrupt, alone: Alone) -> None:
     mesh, prompt = await corrupted("--transport", "tcp", "--verify", "off")
-    before = mesh.total("mooncake_store_fetched_bytes_total", transport="tcp")
+    before = mesh.total("mooncake_store_transfer_bytes_total", transport="tcp", direction="in")
     answer = await mesh.ask(prompt)
     assert answer.cached == BLOCKS * B, "the other prefill node must have fetched the prefix"
-    assert mesh.total("mooncake_store_fetched_bytes_total", transport="tcp") > before
+    assert mesh.total("mooncake_store_transfer_bytes_total", transport="tcp", direction="in") > before
     assert answer.text != alone(prompt)
 
 

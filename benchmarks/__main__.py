@@ -1,0 +1,43 @@
+"""``make bench``: the walking mesh with the real model, at one thread an engine. ``--rounds N`` samples a row."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+SUITES = ("gateway", "prefix", "split")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("suites", nargs="*", metavar="suite", help=f"of {', '.join(SUITES)}; default: all")
+    parser.add_argument("--rounds", type=int, default=5, help="samples of each row (default 5)")
+    parser.add_argument("--model", default="", help="folder or hub id; default: the default model")
+    options = parser.parse_args()
+    if unknown := set(options.suites) - set(SUITES):
+        parser.error(f"no such suite: {', '.join(sorted(unknown))} (of {', '.join(SUITES)})")
+    from shared.model import resolve_model, served_name
+
+    path, model = str(resolve_model(options.model)), served_name(options.model)
+    for suite in options.suites or SUITES:
+        asyncio.run(run(suite, path, model, options.rounds))
+
+
+async def run(suite: str, path: str, model: str, rounds: int) -> None:
+    from benchmarks import gateway, prefix, report, split
+
+    if suite == "gateway":
+        report.write("gateway", await gateway.measure(path, 40 * rounds))
+    elif suite == "prefix":
+        report.write("prefix", await prefix.measure(model, rounds))
+    else:
+        report.write("split", await split.measure(model, path, rounds))
+
+
+if __name__ == "__main__":
+    main()
