@@ -27,6 +27,7 @@ from shared.bus import Handler
 from shared.bus_answer import answer, forget
 from shared.errors import BusDown, DeadlineExceeded, InvalidInput, NoResponders, ProtocolError
 from shared.messages import AnyMessage, decode, encode
+from shared.tasks import end
 
 log = logging.getLogger(__name__)
 
@@ -134,16 +135,12 @@ class NatsBus:
     async def close(self) -> None:
         """Stop receiving, let handlers finish (at most DRAIN_TIMEOUT), flush, disconnect. Idempotent."""
         keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.cancel()
-            await asyncio.gather(keeper, return_exceptions=True)
+        await end(keeper)
         if self._link is not None and self._link.client.is_connected:
             with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
                 async with asyncio.timeout(DRAIN_TIMEOUT):
                     await self._drain(self._link)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
         self._fail_waiting()
         link, self._link = self._link, None
         if link is not None:

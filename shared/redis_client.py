@@ -24,6 +24,8 @@ CALL_TIMEOUT = 2.0
 CLUSTER = "+cluster://"
 
 Argument = str | bytes | int | float
+Call = tuple[Sequence[str], Sequence[Argument]]
+"""Keys and arguments of a script."""
 
 
 def _options(socket_timeout: float) -> dict[str, Any]:
@@ -67,6 +69,31 @@ class RedisLink:
                 return await self.client.evalsha(script.sha, len(keys), *keys, *args)
             except NoScriptError:
                 return await self.client.eval(script.source, len(keys), *keys, *args)
+
+    async def run_many(self, script: Script, calls: Sequence[Call]) -> list[Any]:
+        """The same for (keys, arguments) of many calls, in order and in one round trip."""
+        commands = [("EVALSHA", script.sha, len(keys), *keys, *args) for keys, args in calls]
+        answers = await self.commands(commands, keep=NoScriptError)
+        missing = [at for at, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+        for at in missing:
+            answers[at] = await self.run(script, *calls[at])
+        return answers
+
+    async def commands(
+        self, commands: Sequence[Sequence[Argument]], *, keep: type[RedisError] | None = None
+    ) -> list[Any]:
+        """Answers of plain commands, pipelined. An error of one is raised, unless it is a ``keep``: then its answer."""
+        if not commands:
+            return []
+        with unavailable():
+            pipeline = self.client.pipeline(transaction=False)
+            for command in commands:
+                pipeline.execute_command(*command)
+            answers: list[Any] = await pipeline.execute(raise_on_error=False)
+            for answer in answers:
+                if isinstance(answer, Exception) and not (keep is not None and isinstance(answer, keep)):
+                    raise answer
+        return answers
 
     async def close(self) -> None:
         with contextlib.suppress(RedisError, OSError):

@@ -170,7 +170,7 @@ class Mirror:
     def _account(self, number: int, entry: Entry) -> None:
         """As if every key of the entry changed something; :meth:`_correct` takes back what did not."""
         states = self._shards[number].states
-        seq, size, xor = states[entry.code]
+        seq, size, xor = states.get(entry.code, _NOTHING)
         n = key_count(entry.keys)
         self.applied += n
         states[entry.code] = State(

@@ -204,7 +204,7 @@ class Publisher:
         self._shards[shard].again = True
 
     def compare(self, shard: int, taken: State | None, keys: int) -> None:
-        """rule: agent_compares. ``taken``: what Redis holds of this agent, ``keys``: of everybody, since :meth:`told`."""
+        """rule: agent_compares. ``taken``: what Redis holds of this agent now, ``keys``: of everybody."""
         mine = self._shards[shard]
         if mine.quiet and ((taken or _NOTHING) != mine.acked or keys < mine.acked.size):
             mine.stale = True

@@ -74,6 +74,10 @@ class ShardTwin:
     def held(self, code: bytes) -> dict[bytes, int]:
         return {key: places[code] for key, places in self.blocks.items() if code in places}
 
+    def codes(self) -> set[bytes]:
+        """Whose entries are in the hash."""
+        return {code for places in self.blocks.values() for code in places}
+
     def sweep(self, dead: Iterable[bytes]) -> None:
         """All pages at once."""
         for code in dead:

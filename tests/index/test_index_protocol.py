@@ -177,7 +177,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule()
     def sweeper_sees(self) -> None:
-        known = {c for redis in self.redis for c in (*redis.taken, *redis.told)}
+        known = {c for redis in self.redis for c in (*redis.taken, *redis.told, *redis.codes())}
         self.dead = [c for c in sorted(known) if c not in self.living()]
 
     @rule()
