@@ -11,7 +11,16 @@ import numpy as np
 
 from services.conductor.generation import Generation
 from shared.blocks import Namespace, unpack_tokens
-from shared.errors import BusDown, DeadlineExceeded, MooncakeError, NoResponders, NoRoom, Tombstoned, UnknownAttempt
+from shared.errors import (
+    BusDown,
+    DeadlineExceeded,
+    MooncakeError,
+    NoResponders,
+    NoRoom,
+    ProtocolError,
+    Tombstoned,
+    UnknownAttempt,
+)
 from shared.latency import DecodeModel, PrefillModel
 from shared.memory_bus import MemoryBus, MemoryConnection
 from shared.messages import (
@@ -172,7 +181,7 @@ class Fake:
         return None
 
     async def on_attempt(self, message: AttemptMessage) -> AnyMessage | None:
-        raise NotImplementedError
+        raise ProtocolError(f"this instance takes no {type(message).__name__}")
 
     def answer(self, message: AttemptMessage, kind: Any, **more: Any) -> AnyMessage:
         made: AnyMessage = kind(
