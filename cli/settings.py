@@ -40,8 +40,12 @@ class UpSettings(CommonSettings, frozen=True, kw_only=True):
         Literal["auto", "always", "sample", "off"],
         Meta(description="Which fetched blocks are checked against their checksum; `auto`: by transport."),
     ] = "auto"
-    slo_ttft_ms: Annotated[int | None, Meta(description="Objective for the time to the first token.")] = None
-    slo_tbt_ms: Annotated[int | None, Meta(description="Objective for the time between tokens.")] = None
+    slo_ttft_ms: Annotated[
+        int, Meta(description="Objective for the time to the first token; generous, since a laptop is slow.", ge=1)
+    ] = 120_000
+    slo_tbt_ms: Annotated[
+        int, Meta(description="Objective for the time between tokens; generous, since a laptop is busy.", ge=1)
+    ] = 5_000
     api_keys: Annotated[str, Meta(description="File of API keys and their tenants; empty: no key is asked for.")] = ""
     ready_timeout: Annotated[float, Meta(description="Seconds to wait for the mesh to be ready.", gt=0)] = 300.0
     json: Annotated[bool, Meta(description="Print the ready line as one JSON document on stdout.")] = False
