@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from shared.blocks import KEY
 from shared.index.places import Places
-from shared.index.runs import MOST_RUN, SHIFT, Run
+from shared.index.runs import MOST_RUN, SHIFT, Run, keys_of
 
 ROOT = b""  # parent of a first block
 
 
-class Step(NamedTuple):
-    """Of a chain's path: blocks ``base`` .. of the chain are the first ``cut`` of ``run`` (base < 0: its end only)."""
-
-    run: Run
-    base: int
-    cut: int
+Step = tuple[Run, int, int]
+"""(run, base, cut) of a chain's path: its blocks from ``base`` on are the first ``cut`` of ``run``. base < 0: the chain
+begins with block ``-base`` of the run."""
 
 
 class Forest:
@@ -40,16 +36,15 @@ class Forest:
 
     def span(self, chain: bytes) -> tuple[Run | None, int, int]:
         """(run, position, n): the first n >= 1 keys of ``chain`` lie there in a row; None: the first has no place."""
-        found = self.find(chain[:KEY])
-        if found is None:
+        place = self.places.dicts[chain[0]].get(chain[:KEY], -1)
+        if place < 0:
             return None, 0, 1
-        run, at = found
-        if len(chain) == KEY:
-            return run, at, 1
-        have = run.keys[at * KEY : at * KEY + len(chain)]
+        run, at = self.run(place), place & MOST_RUN - 1
+        size = len(chain)
+        have = run.keys[at * KEY : at * KEY + size]
         if have == chain:
-            return run, at, len(chain) // KEY
-        low, high = 1, min(len(have), len(chain)) // KEY + 1
+            return run, at, size // KEY
+        low, high = 1, min(len(have), size) // KEY + 1
         while high - low > 1:
             mid = (low + high) // 2
             if have[: mid * KEY] == chain[: mid * KEY]:
@@ -62,6 +57,10 @@ class Forest:
         """The runs of the longest known prefix of ``chain``, last first."""
         end = self._known(chain, len(chain) // KEY)
         while end:
+            key = chain[end * KEY - KEY : end * KEY]
+            place = self.places.dicts[key[0]][key]
+            if place & MOST_RUN - 1 == end - 1:  # by far the most common: all of it in one run
+                return [(self.run(place), 0, end)]
             steps, end = self._walk(chain, end)
             if steps:
                 return steps
@@ -75,7 +74,7 @@ class Forest:
         while found is not None:
             run, position = found
             base = index - position
-            steps.append(Step(run, base, position + 1))
+            steps.append((run, base, position + 1))
             if base <= 0:
                 return steps, end
             if run.parent is None and not self._link(run, chain, base):
@@ -106,7 +105,7 @@ class Forest:
                 mid, low = (high - 1 if mid == 0 else (mid + high) >> 1), mid
             else:
                 mid, high = (low + mid) >> 1, mid
-        return self._place_loose(chain, high, most)
+        return high if high == most else self._place_loose(chain, high, most)
 
     def _place_loose(self, chain: bytes, known: int, most: int) -> int:
         """Block ``known`` has no place: give it one if it is loose, and what follows. Returns the end of the known."""
@@ -120,36 +119,37 @@ class Forest:
             known += 1
         return known
 
-    def grow(self, chain: bytes, parent: bytes) -> None:
-        """Give the first keys of ``chain``, up to one that has a place, their places after ``parent``."""
+    def grow(self, chain: bytes, parent: bytes) -> tuple[Run, int, int]:
+        """Give the first keys of ``chain``, up to one that has a place, their places after ``parent``. The first has
+        none yet. Returns (run, position, n) as :meth:`span` would then."""
         if parent and self.places.holders(parent):
             self.grow(parent, ROOT)
-        found = self.find(parent)
-        run, position = found if found is not None else (None, -1)
-        while chain:
-            start = len(run) if run is not None else MOST_RUN
+        run, position = self.find(parent) or (None, -1)
+        first: tuple[Run, int, int] | None = None
+        while True:
+            start = len(run.keys) // KEY if run is not None else MOST_RUN
             if run is None or position + 1 < start or start == MOST_RUN:
                 run, start = self._new_run(run, position + 1), 0
-            placed = self._place(run, start, chain[: (MOST_RUN - start) * KEY])
-            if not placed and not run.keys:
-                self.forget(run)
-            if placed * KEY < len(chain) and start + placed < MOST_RUN:
-                return  # the next key has a place already
+            part = chain[: (MOST_RUN - start) * KEY]
+            placed = self._place(run, start, part)
+            first = first or (run, start, placed)
             position, chain = start + placed - 1, chain[placed * KEY :]
+            if not run.keys:
+                self.forget(run)
+            if not chain or placed * KEY < len(part):
+                return first
 
     def _place(self, run: Run, start: int, chain: bytes) -> int:
         """Append keys to ``run``; returns how many came before one that has a place."""
-        dicts, place = self.places.dicts, run.id << SHIFT | start
-        for at in range(0, len(chain), KEY):
-            key = chain[at : at + KEY]
+        dicts, first = self.places.dicts, run.id << SHIFT | start
+        for place, key in enumerate(keys_of(chain), first):
             there = dicts[key[0]].setdefault(key, place)
             if there != place:
                 if there >= 0:
-                    run.keys += chain[:at]
-                    return at // KEY
+                    run.keys += chain[: (place - first) * KEY]
+                    return place - first
                 self._settle(run, place & MOST_RUN - 1, key, ~there)
                 dicts[key[0]][key] = place
-            place += 1
         run.keys += chain
         return len(chain) // KEY
 
@@ -163,9 +163,9 @@ class Forest:
 
     def cut(self, run: Run, top: int) -> None:
         """Forget the keys of ``run`` from ``top`` on, which nobody holds."""
-        for at in range(top * KEY, len(run.keys), KEY):
-            key = bytes(run.keys[at : at + KEY])
-            del self.places.dicts[key[0]][key]
+        dicts = self.places.dicts
+        for key in keys_of(bytes(run.keys[top * KEY :])):
+            del dicts[key[0]][key]
         del run.keys[top * KEY :]
 
     def exists(self, run: Run) -> bool:

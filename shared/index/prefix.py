@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from shared.blocks import KEY
 from shared.index.forest import Forest
-from shared.index.runs import MOST_RUN, Run, bitmap, last, ones, packed, prefix
+from shared.index.runs import MOST_RUN, Run, bitmap, keys_of, last, ones, packed, prefix
 
 FEW = 6  # a run with more holders gets a vector of prefix lengths when matched
 MOST_VECTORS = 4096
@@ -105,25 +105,27 @@ class PrefixIndex:
 
     def store(self, column: int, chain: bytes, parent: bytes | None, tier: int = 0) -> Effect:
         """``column`` holds the blocks of ``chain``, consecutive after ``parent`` (None: in no known order)."""
-        same: list[bytes] = []
-        moved: list[bytes] = []
+        effect = _WHOLE
+        held = self.held[column]
         while chain:
             run, at, n = self.forest.span(chain)
             if run is None and parent is not None:
-                self.forest.grow(chain, parent)
-                run, at, n = self.forest.span(chain)
+                run, at, n = self.forest.grow(chain, parent)
             if run is None:
-                n = 1
-                self._store_loose(column, chain[:KEY], tier, same, moved)
+                effect = self._store_loose(column, chain[:KEY], tier, effect)
             else:
-                v = self.held[column].get(run, 0)
-                if 0 <= v <= at and tier == 0:
+                v = held.get(run, 0)
+                if 0 <= v <= at and not tier:
                     self._hold(column, run, at + n if v == at else packed(bitmap(v) | (1 << n) - 1 << at))
-                else:
-                    self._store_again(column, run, at, n, tier, same, moved)
+                elif v < at + n or tier or self.slow[column]:
+                    effect = self._store_again(column, run, at, n, tier, effect)
+                else:  # all held already, and nothing of this column is anywhere but in DRAM
+                    effect = Effect([*effect.same, *keys_of(chain[: n * KEY])], effect.moved)
+            if n * KEY == len(chain):
+                break
             parent = None if parent is None else chain[n * KEY - KEY : n * KEY]
             chain = chain[n * KEY :]
-        return Effect(same, moved) if same or moved else _WHOLE
+        return effect
 
     def store_loose(self, column: int, keys: Iterable[bytes], tier: int) -> None:
         """The same for many keys in no order, without saying which changed something."""
@@ -151,63 +153,67 @@ class PrefixIndex:
         for run in touched:
             self._trim(run)
 
-    def _store_again(
-        self, column: int, run: Run, at: int, n: int, tier: int, same: list[bytes], moved: list[bytes]
-    ) -> None:
+    def _store_again(self, column: int, run: Run, at: int, n: int, tier: int, effect: Effect) -> Effect:
         """Some of these blocks may be held already, at one tier or the other."""
         asked = (1 << n) - 1 << at
         had, slow = bitmap(self.held[column].get(run, 0)), self.slow[column].get(run, 0)
         there = had & asked
         wrong = there & (slow ^ (-1 if tier else 0))
-        moved += map(run.key, ones(wrong))
-        same += map(run.key, ones(there & ~wrong))
         self._hold(column, run, packed(had | asked))
         self._mark_slow(column, run, slow | asked if tier else slow & ~asked)
+        same, moved = map(run.key, ones(there & ~wrong)), map(run.key, ones(wrong))
+        return Effect([*effect.same, *same], [*effect.moved, *moved]) if there else effect
 
-    def _store_loose(self, column: int, key: bytes, tier: int, same: list[bytes], moved: list[bytes]) -> None:
+    def _store_loose(self, column: int, key: bytes, tier: int, effect: Effect) -> Effect:
         holders, slow, bit = self.places.holders(key), self.loose_slow.get(key, 0), 1 << column
-        if holders & bit:
-            (same if bool(slow & bit) == bool(tier) else moved).append(key)
         self.places.put_loose(key, holders | bit)
         self._mark_loose_slow(key, slow | bit if tier else slow & ~bit)
+        if not holders & bit:
+            return effect
+        if bool(slow & bit) == bool(tier):
+            return Effect([*effect.same, key], effect.moved)
+        return Effect(effect.same, [*effect.moved, key])
 
     def remove(self, column: int, chain: bytes) -> Effect:
         """``column`` does not hold these blocks any more (``moved`` of the answer: those that were not in DRAM)."""
-        same: list[bytes] = []
-        moved: list[bytes] = []
-        touched: dict[Run, None] = {}
+        effect = _WHOLE
+        held, trims = self.held[column], list[Run]()
         while chain:
             run, at, n = self.forest.span(chain)
             if run is None:
-                n = 1
-                self._remove_loose(column, chain[:KEY], same, moved)
+                effect = self._remove_loose(column, chain[:KEY], effect)
             else:
-                v, slow = self.held[column].get(run, 0), self.slow[column].get(run, 0)
-                asked = (1 << n) - 1 << at
-                if slow & asked:
-                    moved += map(run.key, ones(slow & asked))
-                    self._mark_slow(column, run, slow & ~asked)
-                if 0 <= at < v == at + n:
+                v = held.get(run, 0)
+                if at + n == v and run not in self.slow[column]:
                     self._hold(column, run, at)
                 else:
-                    had = bitmap(v)
-                    same += map(run.key, ones(asked & ~had))
-                    self._hold(column, run, packed(had & ~asked))
-                touched[run] = None
+                    effect = self._remove_some(column, run, at, n, effect)
+                trims.append(run)
+            if n * KEY == len(chain):
+                break
             chain = chain[n * KEY :]
-        for run in touched:
+        for run in dict.fromkeys(trims):
             self._trim(run)
-        return Effect(same, moved) if same or moved else _WHOLE
+        return effect
 
-    def _remove_loose(self, column: int, key: bytes, same: list[bytes], moved: list[bytes]) -> None:
+    def _remove_some(self, column: int, run: Run, at: int, n: int, effect: Effect) -> Effect:
+        asked = (1 << n) - 1 << at
+        had, slow = bitmap(self.held[column].get(run, 0)), self.slow[column].get(run, 0) & asked
+        if had & asked == asked and not slow:
+            self._hold(column, run, packed(had ^ asked))
+            return effect
+        self._mark_slow(column, run, self.slow[column].get(run, 0) & ~asked)
+        self._hold(column, run, packed(had & ~asked))
+        same, moved = map(run.key, ones(asked & ~had)), map(run.key, ones(slow))
+        return Effect([*effect.same, *same], [*effect.moved, *moved])
+
+    def _remove_loose(self, column: int, key: bytes, effect: Effect) -> Effect:
         holders, slow, bit = self.places.holders(key), self.loose_slow.get(key, 0), 1 << column
         if not holders & bit:
-            same.append(key)
-            return
-        if slow & bit:
-            moved.append(key)
+            return Effect([*effect.same, key], effect.moved)
         self.places.put_loose(key, holders & ~bit)
         self._mark_loose_slow(key, slow & ~bit)
+        return Effect(effect.same, [*effect.moved, key]) if slow & bit else effect
 
     # -- questions ------------------------------------------------------------------------------------------
 
@@ -226,24 +232,30 @@ class PrefixIndex:
 
     def match(self, chain: bytes) -> Lengths:
         """Per column the number of blocks of the prefix of ``chain`` that it holds."""
-        lengths = np.zeros(self.width, np.int32)
+        lengths: Lengths | None = None
         for run, base, cut in reversed(self.forest.path(chain)):
-            if base < 0:
-                self._match_end(lengths, run, -base, cut)
-                continue
             vector = run.vector
-            if vector is None and run.who.bit_count() > FEW:
+            if vector is None and run.who.bit_count() > FEW and base >= 0:
                 vector = self._vector(run)
-            if vector is not None:
+            if vector is not None and base == 0:
+                lengths = np.minimum(vector, cut)
+            elif vector is not None and base > 0 and lengths is not None:
                 more = np.minimum(vector, cut)
-                if base:
-                    more *= lengths == base  # only who holds all of the path so far
+                more *= lengths == base  # only who holds all of the path so far
                 lengths += more
             else:
-                for column in ones(run.who):
-                    if lengths[column] == base:
-                        lengths[column] = base + min(prefix(self.held[column][run]), cut)
-        return lengths
+                if lengths is None:
+                    lengths = np.zeros(self.width, np.int32)
+                self._match_few(lengths, run, base, cut)
+        return np.zeros(self.width, np.int32) if lengths is None else lengths
+
+    def _match_few(self, lengths: Lengths, run: Run, base: int, cut: int) -> None:
+        for column in ones(run.who):
+            v = self.held[column][run]
+            if base < 0:  # the chain begins inside of the run
+                lengths[column] = prefix(packed((bitmap(v) & (1 << cut) - 1) >> -base))
+            elif lengths[column] == base:
+                lengths[column] = base + min(prefix(v), cut)
 
     def fast(self, chain: bytes, lengths: Lengths) -> Lengths:
         """Of what :meth:`match` found, the leading blocks that are in DRAM."""
@@ -257,12 +269,6 @@ class PrefixIndex:
                     first = max(base, 0) + (slow & -slow).bit_length() - 1
                     out[column] = min(out[column], first)
         return out
-
-    def _match_end(self, lengths: Lengths, run: Run, skip: int, cut: int) -> None:
-        """The chain begins inside of ``run``."""
-        for column in ones(run.who):
-            rest = (bitmap(self.held[column][run]) & (1 << cut) - 1) >> skip
-            lengths[column] = prefix(packed(rest))
 
     # -- what is held ---------------------------------------------------------------------------------------
 

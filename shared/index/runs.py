@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy.typing as npt
@@ -14,6 +16,16 @@ from shared.blocks import KEY
 
 SHIFT = 12  # a place is run id << SHIFT | position
 MOST_RUN = 1 << SHIFT
+
+
+@cache
+def _splitter(n: int) -> struct.Struct:
+    return struct.Struct(f"{KEY}s" * n)
+
+
+def keys_of(chain: bytes) -> tuple[bytes, ...]:
+    """The keys of a chain, quickly."""
+    return _splitter(len(chain) // KEY).unpack(chain)
 
 
 class Run:
