@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -223,6 +224,7 @@ async def test_a_stopped_peer_costs_its_requests_the_deadline_and_others_nothing
     a, b, c = await world.agent(), await world.remote(), await world.agent()
     assert codes(await a.engine.transfer([write(b.ref, 0, 0, MIB)], 5)) == ["ok"]
     b.process.send_signal(signal.SIGSTOP)
+    await until(lambda: stopped(b.process.pid))
     try:
         stuck = asyncio.create_task(a.engine.transfer([write(b.ref, 0, 0, MIB)], 0.5))
         assert codes(await a.engine.transfer([write(c.ref, 0, 0, MIB), read(c.ref, 0, 0, MIB)], 5)) == ["ok", "ok"]
@@ -234,6 +236,12 @@ async def test_a_stopped_peer_costs_its_requests_the_deadline_and_others_nothing
     a.pool[:MIB] = b"y" * MIB
     assert codes(await a.engine.transfer([write(b.ref, 0, 0, MIB)], 5)) == ["ok"]
     assert await b.bytes_at(0, MIB) == b"y" * MIB
+
+
+def stopped(pid: int) -> bool:
+    """All threads are."""
+    tasks = Path(f"/proc/{pid}/task")
+    return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks.iterdir())
 
 
 async def test_nobody_there(tcp_world: World) -> None:

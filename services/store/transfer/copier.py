@@ -21,9 +21,7 @@ def read(piece: Slice) -> Refused:
     try:
         _read(piece, piece.offset, piece.length)
     except MooncakeError as e:
-        if len(piece.pieces()) == 1:
-            return {0: e}
-        return _each(piece)
+        return {0: e} if len(piece.pieces()) == 1 else _each(piece)
     return {}
 
 

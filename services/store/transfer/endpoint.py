@@ -49,7 +49,8 @@ Room = Callable[["Endpoint"], Awaitable[None]]
 
 
 class Endpoint:
-    """Towards one incarnation of a peer. Lives on the loop, except where the lock is named."""
+    """Towards one incarnation of a peer. Lives on the loop, except where the lock is named. ``over``: the peer was
+    found to be another incarnation now."""
 
     def __init__(self, ref: Ref, local: Local, assign: Assign, room: Room) -> None:
         self.ref = ref
@@ -63,6 +64,7 @@ class Endpoint:
         self._connecting = asyncio.Lock()
         self._mending: asyncio.Task[None] | None = None
         self._closed = False
+        self.over = False
 
     def connections(self) -> int:
         return len(self._streams) + (self._control is not None and not self._control.closed)
@@ -109,6 +111,7 @@ class Endpoint:
                 return  # only a further stream could not be had
             self.link.fail(error)
             if isinstance(error, StaleIncarnation):
+                self.over = True
                 self.link.bury()
 
     async def _resolve(self) -> None:
@@ -182,6 +185,11 @@ class Endpoint:
             self.link.lost(stream, error)
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._forget, stream)
+
+    def mend_soon(self) -> None:
+        """From any thread."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self.mend)
 
     def _forget(self, stream: Stream) -> None:
         INITIATOR.dec()

@@ -22,6 +22,7 @@ from services.store.transfer.spans import Span, views
 from services.store.transfer.wire import KIB, Header, Kind, Range, SegmentRef, pack, pack_errors, parse_ranges
 from shared.errors import InternalError, MooncakeError, PeerGone, ProtocolError
 from shared.messages import Ref
+from shared.telemetry import log
 
 STALLED = 10.0
 NOWHERE = 256 * KIB
@@ -147,6 +148,8 @@ class Responder:
                 self._serve(self._next())
         except (OSError, MooncakeError):
             pass  # the initiator sees the end of the stream and reports it
+        except Exception:
+            log("transfer").exception("serving a stream failed", peer=self.greeting.me.id)
         finally:
             self._sock.close()
             self._on_end(self)

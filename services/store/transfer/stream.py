@@ -17,7 +17,8 @@ from services.store.transfer.link import Link, Refusals
 from services.store.transfer.sockets import is_over, receive_all, receive_body, receive_header, send_all, sever
 from services.store.transfer.spans import Span, views
 from services.store.transfer.wire import Kind, Range, SegmentRef, pack, pack_ranges, parse_errors
-from shared.errors import MooncakeError, PeerGone, ProtocolError
+from shared.errors import InternalError, MooncakeError, PeerGone, ProtocolError
+from shared.telemetry import log
 
 WINDOW = 2
 
@@ -58,6 +59,9 @@ class Stream:
             error = e
         except OSError as e:
             error = PeerGone(f"connection lost: {e}")
+        except Exception as e:  # a bug here must not leave its slices in flight for ever
+            log("transfer").exception("a stream failed")
+            error = InternalError(f"the stream failed: {e!r}")
         finally:
             self._sock.close()
             self._flying.clear()

@@ -1,0 +1,172 @@
+"""From requests to slices on their way: runs of neighbours, the choice of a transport, the cut, the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.store.transfer.base import Op, Request, Status
+from services.store.transfer.batches import SLICE_CEILING, Batch, Job, Slice, cut, slice_size
+from services.store.transfer.copier import Copier, read
+from services.store.transfer.endpoint import Endpoint, Local
+from services.store.transfer.link import Link
+from services.store.transfer.metrics import IN_FLIGHT
+from services.store.transfer.peers import Peers
+from services.store.transfer.routes import Route, Routes
+from services.store.transfer.segments import Segments
+from services.store.transfer.wire import KIB, MAX_LENGTH, Kind, SegmentRef
+from shared.errors import Fenced, InvalidInput, MooncakeError, OutOfRange, PeerGone
+from shared.messages import Ref
+
+AT_ONCE = 256 * KIB
+"""Mapped READs of so many bytes are copied where they are submitted: that takes less than to tell a thread."""
+
+KINDS = {
+    (Op.READ, False): Kind.READ,
+    (Op.WRITE, False): Kind.WRITE,
+    (Op.READ, True): Kind.COPY,
+    (Op.WRITE, True): Kind.PULL,
+}
+
+
+class Dispatch:
+    """``endpoints`` is where its parked jobs come back from, through ``assign``."""
+
+    def __init__(self, local: Local, segments: Segments, routes: Routes, cap: int) -> None:
+        self._local = local
+        self._lock = local.lock
+        self._segments = segments
+        self._routes = routes
+        self.peers = Peers(local, cap, self.assign)
+        self.copier = Copier(local.lock, self._verify)
+
+    def submit(self, batch: Batch, requests: Sequence[Request]) -> list[Job]:
+        """On the loop. Wrong requests become failed jobs. Raises InvalidInput when the batch has no room."""
+        if batch.filled + len(requests) > batch.size:
+            raise InvalidInput(f"batch {batch.number} has room for {batch.size} requests", field="requests")
+        jobs = self._jobs(batch, requests)
+        IN_FLIGHT.inc(len(requests))
+        touched = {job.request.peer: self.peers.get(job.request.peer) for job in jobs if job.error is None}
+        self._copy(self._begin_all(jobs, touched))
+        for endpoint in touched.values():
+            endpoint.mend()
+        return jobs
+
+    def expire(self, jobs: Sequence[Job], error: MooncakeError) -> None:
+        """Give jobs up; they end as soon as nothing of them is in flight (``dest_held``)."""
+        with self._lock:
+            over = {job for job in jobs if job.status in (Status.WAITING, Status.PENDING)}
+            for ref in {job.request.peer for job in over}:
+                if (endpoint := self.peers.known(ref)) is not None:
+                    endpoint.link.expire(over, error)
+            self.copier.drop(over)
+
+    # -- requests to jobs ----------------------------------------------------------------------------------
+
+    def _jobs(self, batch: Batch, requests: Sequence[Request]) -> list[Job]:
+        jobs: list[Job] = []
+        for request in requests:
+            if jobs and jobs[-1].takes(request):
+                batch.filled += 1
+            else:
+                jobs.append(self._job(batch, request))
+        return jobs
+
+    def _job(self, batch: Batch, request: Request) -> Job:
+        """A job whose ``error`` is set where the request is wrong by itself."""
+        try:
+            segment = self._segments.use(request.local)
+        except MooncakeError as e:
+            return batch.add(request, None, e)
+        job = batch.add(request, segment)
+        try:
+            segment.check(request.local_offset, request.length)
+            if request.offset < 0 or request.offset + request.length > MAX_LENGTH:
+                raise OutOfRange(f"[{request.offset}, +{request.length}) is in no segment")
+        except MooncakeError as e:
+            job.error = e
+        return job
+
+    # -- jobs to slices ------------------------------------------------------------------------------------
+
+    def _begin_all(self, jobs: Sequence[Job], touched: dict[Ref, Endpoint]) -> list[Slice]:
+        """Send or park jobs; the slices to be copied at once."""
+        at_once: list[Slice] = []
+        with self._lock:
+            for job in jobs:
+                if job.error is None:
+                    self._begin(touched[job.request.peer].link, job, at_once)
+                else:
+                    job.finish()
+        return at_once
+
+    def _begin(self, link: Link, job: Job, at_once: list[Slice]) -> None:
+        if link.refuses(job):
+            return job.finish(Fenced("the landing was fenced"))
+        if link.peer is None or link.parked:
+            return link.park(job)
+        try:
+            route = self._routes.now(link.peer, job, link.pullable)
+        except MooncakeError as e:
+            return job.finish(e)
+        if route is None:
+            link.park(job)
+        elif route.mapping is not None and job.length + sum(piece.length for piece in at_once) <= AT_ONCE:
+            at_once += self._cut(link, job, route)
+        else:
+            self._send(link, job, route)
+
+    async def assign(self, link: Link, job: Job) -> None:
+        """Find the transport of a parked job."""
+        assert link.peer is not None
+        route, error = None, None
+        try:
+            route = await self._routes.find(link.peer, job, link.pullable)
+        except MooncakeError as e:
+            error = e
+        with self._lock:
+            if job not in link.parked:
+                return  # it was given up meanwhile
+            link.parked.remove(job)
+            if route is None:
+                job.finish(error)
+            else:
+                self._send(link, job, route)
+
+    def _send(self, link: Link, job: Job, route: Route) -> None:
+        """Under the lock: queue the slices of a job."""
+        slices = self._cut(link, job, route)
+        if route.mapping is not None:
+            self.copier.submit(slices)
+        else:
+            link.submit(slices)
+
+    def _cut(self, link: Link, job: Job, route: Route) -> list[Slice]:
+        """Under the lock. The job is under way from here on."""
+        request, mapped = job.request, route.transport == "shm"
+        size = SLICE_CEILING if mapped else slice_size(job.length, link.queued_bytes, self._local.streams)
+        pieces = cut(job.length, size, job.step)
+        job.transport, job.mapping, job.open = route.transport, route.mapping, len(pieces)
+        kind = KINDS[request.op, mapped]
+        target = SegmentRef(request.segment, route.mapping.shape.instance if route.mapping else 0)
+        slices = [Slice(job, kind, at, length, target) for at, length in pieces]
+        if kind is Kind.PULL and job.local is not None:
+            for piece in slices:
+                piece.source = SegmentRef(job.local.name, job.local.instance)
+        return slices
+
+    # -- mapped reads --------------------------------------------------------------------------------------
+
+    def _copy(self, slices: Sequence[Slice]) -> None:
+        for piece in slices:
+            refused = read(piece)
+            with self._lock:
+                self.copier.settle(piece, refused)
+
+    def _verify(self, piece: Slice) -> None:
+        """Under the lock, on whatever thread: the owner has the last word on a copied slice."""
+        endpoint = self.peers.known(piece.job.request.peer)
+        if endpoint is None:
+            piece.settle(PeerGone("the peer is gone"))
+        else:
+            endpoint.link.submit([piece])
+            endpoint.mend_soon()
