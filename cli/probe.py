@@ -1,15 +1,9 @@
-"""Is somebody there? Quick looks at NATS, Redis, HTTP and Unix sockets, each with a deadline."""
+"""Is somebody there? Quick looks at NATS, Redis and HTTP servers, each with a deadline."""
 
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Callable
-from pathlib import Path
 from urllib.parse import urlsplit
-
-ACCEPTS = 1 << 16
-"""Flag of a listening socket in /proc/net/unix."""
 
 PORTS = {"nats": 4222, "tls": 4222, "redis": 6379, "rediss": 6379, "http": 80, "https": 443}
 HELLO = {"redis": b"PING\r\n"}
@@ -59,20 +53,3 @@ def why_not_bindable(host: str, port: int) -> str:
             except OSError as error:
                 return error.strerror or str(error)
     return ""
-
-
-def socket_listens(name: str) -> bool:
-    """``name``: a path, or ``@name`` for an abstract socket. Asks the kernel: who listens is not disturbed."""
-    table = Path("/proc/net/unix").read_text(errors="replace").splitlines()[1:]
-    rows = (line.split(maxsplit=7) for line in table)
-    return any(len(row) == 8 and row[7] == name and int(row[3], 16) & ACCEPTS for row in rows)
-
-
-def until(look: Callable[[], bool], timeout: float, pause: float = 0.05) -> bool:
-    """Looks again and again; False at the deadline. Blocks: for threads and tests."""
-    deadline = time.monotonic() + timeout
-    while not look():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(pause)
-    return True

@@ -17,7 +17,7 @@ import click
 from cli.console import Lines, err
 from cli.model import find_model
 from cli.plan import SERVICES, Plan, Wiring, variables
-from cli.probe import socket_listens, why_not_bindable, why_unreachable
+from cli.probe import why_not_bindable, why_unreachable
 from cli.ready import Ready
 from cli.settings import UpSettings
 from cli.supervisor import WRONG_SETTING, Supervisor
@@ -144,12 +144,7 @@ class Up:
             await supervisor.start(spec)
         for url in (plan.wiring.nats, plan.wiring.redis):
             await self._until(partial(_reachable, url), deadline, f"{url} to answer")
-        for spec in plan.stores():
-            await supervisor.start(spec)
-        for _, node in plan.nodes():
-            name = plan.socket(node)
-            await self._until(partial(socket_listens, name), deadline, f"the store agent of {node}")
-        for spec in (*plan.engines(), plan.conductor()):
+        for spec in (*plan.stores(), *plan.engines(), plan.conductor()):  # these wait for each other by themselves
             await supervisor.start(spec)
         ready = Ready(plan)
         await self._until(ready.look, deadline, "the mesh to be ready", lambda: ready.reason)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import socket
-import time
 
 import pytest
 
-from cli.probe import socket_listens, until, why_not_bindable, why_unreachable
+from cli.probe import why_not_bindable, why_unreachable
 from shared.embedded import NatsServer, RedisServer, free_port
 
 
@@ -36,18 +35,3 @@ def test_a_taken_port_is_seen_before_it_is_needed(host: str, family: socket.Addr
         assert "in use" in why_not_bindable(host, port)
     assert why_not_bindable(host, port) == ""
     assert why_not_bindable("no.such.host.invalid", 1)
-
-
-def test_unix_sockets_by_path_and_by_name() -> None:
-    name = f"mooncake-test-{time.monotonic_ns()}"
-    assert not socket_listens("@" + name)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind("\0" + name)
-        assert not socket_listens("@" + name), "bound is not listening"
-        listener.listen()
-        assert socket_listens("@" + name)
-
-
-def test_until_gives_up_at_its_deadline() -> None:
-    assert until(lambda: True, 0)
-    assert not until(lambda: False, 0.05, pause=0.01)
