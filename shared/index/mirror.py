@@ -140,7 +140,7 @@ class Mirror:
             self._differs(shard, "gap")
         if entry.op == END or not entry.flags & REPUBLISH:
             shard.republishing.discard(code)
-        shard.states[code] = before._replace(seq=entry.state.seq)
+        shard.states[code] = State(entry.state.seq, before.size, before.xor)
 
     def _change(self, group: Sequence[tuple[int, Entry]], now: float) -> None:
         """The entries of one batch, or one entry of a republish."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from shared.index.digest import State, rotated, xor_keys
 from shared.index.prefix import PrefixIndex
@@ -20,35 +21,34 @@ class Scan:
         self.tip = tip
         self.states: dict[bytes, State] = {}
         self._taken = taken
-        self._found: dict[bytes, dict[bytes, int]] = {}  # code -> key -> tier
-        self._parsed: dict[bytes, list[tuple[dict[bytes, int], int]]] = {}
+        self._found: dict[bytes, tuple[set[bytes], set[bytes]]] = {}  # code -> keys in DRAM, keys elsewhere
 
     def add(self, flat: Sequence[bytes]) -> None:
         """Pages of HSCAN: keys may come twice, and those that change meanwhile in either state."""
+        pages: dict[bytes, list[bytes]] = {}  # many keys have the same places
         for key, places in zip(flat[::2], flat[1::2], strict=True):
-            targets = self._parsed.get(places)
-            if targets is None:
-                targets = self._parsed[places] = self._parse(places)
-            for found, tier in targets:
-                found[key] = tier
+            pages.setdefault(places, []).append(key)
+        for places, keys in pages.items():
+            for at in range(0, len(places) - PLACE + 1, PLACE):
+                self._of(places[at : at + PLACE - 1])[places[at + PLACE - 1] != 0].update(keys)
 
-    def _parse(self, places: bytes) -> list[tuple[dict[bytes, int], int]]:
-        """Many keys have the same places."""
-        return [
-            (self._found.setdefault(places[at : at + PLACE - 1], {}), places[at + PLACE - 1])
-            for at in range(0, len(places) - PLACE + 1, PLACE)
-        ]
+    def _of(self, code: bytes) -> tuple[set[bytes], set[bytes]]:
+        found = self._found.get(code)
+        if found is None:
+            found = self._found[code] = (set(), set())
+        return found
 
     def count(self) -> Iterator[None]:
         """Fill ``states``: what was found, with the sequences that belong to it."""
         for code in self._taken.keys() | self._found.keys():
-            found, xor = self._found.get(code, {}), 0
-            for tier in (0, 1):
-                keys = [key for key, at in found.items() if at == tier]
-                for start in range(0, len(keys), SLICE):
-                    xor ^= rotated(xor_keys(b"".join(keys[start : start + SLICE])), tier)
+            fast, slow = self._of(code)
+            fast -= slow  # seen at both tiers: the stream will tell
+            xor = 0
+            for tier, keys in enumerate((fast, slow)):
+                for some in _slices(keys):
+                    xor ^= rotated(xor_keys(b"".join(some)), tier)
                     yield
-            self.states[code] = State(self._taken.get(code, _NOTHING).seq, len(found), xor)
+            self.states[code] = State(self._taken.get(code, _NOTHING).seq, len(fast) + len(slow), xor)
 
     def merge(
         self,
@@ -64,24 +64,28 @@ class Scan:
             for code in self.states.keys() | states.keys()
             if states.get(code, _NOTHING)[1:] != self.states.get(code, _NOTHING)[1:]
         ]
-        surplus = {column(code): self._found.get(code, {}) for code in differing if states.get(code, _NOTHING).size}
+        surplus = {column(code): self._of(code) for code in differing if states.get(code, _NOTHING).size}
         for byte in first_bytes if surplus else ():
             yield from self._remove(prefix, byte, surplus)
         for code in differing:
-            yield from self._store(prefix, column(code), self._found.get(code, {}))
+            for tier, keys in enumerate(self._of(code)):
+                for some in _slices(keys):
+                    prefix.store_loose(column(code), some, tier)
+                    yield
 
-    def _remove(self, prefix: PrefixIndex, byte: int, surplus: Mapping[int, Mapping[bytes, int]]) -> Iterator[None]:
+    def _remove(
+        self, prefix: PrefixIndex, byte: int, surplus: Mapping[int, tuple[set[bytes], set[bytes]]]
+    ) -> Iterator[None]:
         """What the columns hold under this first byte and should not."""
         for rows in prefix.places.page(byte, SLICE):
             for key, _ in rows:
-                for column, found in surplus.items():
-                    if key not in found and prefix.tier(column, key) >= 0:
+                for column, (fast, slow) in surplus.items():
+                    if key not in fast and key not in slow and prefix.tier(column, key) >= 0:
                         prefix.remove(column, key)
             yield
 
-    def _store(self, prefix: PrefixIndex, column: int, found: Mapping[bytes, int]) -> Iterator[None]:
-        for tier in (0, 1):
-            keys = [key for key, at in found.items() if at == tier]
-            for start in range(0, len(keys), SLICE):
-                prefix.store_loose(column, keys[start : start + SLICE], tier)
-                yield
+
+def _slices(keys: Iterable[bytes]) -> Iterator[list[bytes]]:
+    rest = iter(keys)
+    while some := list(islice(rest, SLICE)):
+        yield some
