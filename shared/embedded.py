@@ -150,9 +150,10 @@ class Server(ABC):
                 self._fixed = True
                 return self
             except Unavailable:
-                self.kill()
                 if self._fixed or not last:
+                    self.stop()
                     raise
+                self.kill()
                 self.port = 0
         raise Unavailable("not reached")  # pragma: no cover
 

@@ -28,6 +28,7 @@ from shared.bus_answer import answer, forget
 from shared.errors import BusDown, DeadlineExceeded, InvalidInput, NoResponders, ProtocolError
 from shared.messages import AnyMessage, decode, encode
 from shared.tasks import end
+from shared.telemetry import counter, gauge
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,10 @@ PING_EVERY = 1.0  # with two unanswered the server counts as gone
 DIAL_TIMEOUT = 2.0
 DRAIN_TIMEOUT = 5.0
 HEADER_SLACK = 64  # bytes of framing per header beyond its name and value
+
+IN_FLIGHT = gauge("bus_in_flight", "Requests that wait for an answer, handlers that run.", ("what",))
+PARTS = gauge("bus_parts_bytes", "Parts of large messages that wait for the rest.")
+DROPPED = counter("bus_dropped_messages", "Messages that could not be read.")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _ERROR = "Mc-Error"  # header of an answer that is no message: the request could not be read
@@ -122,6 +127,7 @@ class NatsBus:
         self._asked += 1
         token = str(self._asked)
         reply = self._waiting[token] = asyncio.get_running_loop().create_future()
+        IN_FLIGHT.labels("requests").inc()
         try:
             async with asyncio.timeout(timeout):
                 await self._publish(link, self._subject(id), encode(message), self._inbox + token)
@@ -129,6 +135,7 @@ class NatsBus:
         except TimeoutError as e:
             raise DeadlineExceeded(f"{type(message).__name__} to {id}: no answer within {timeout:g} s") from e
         finally:
+            IN_FLIGHT.labels("requests").dec()
             del self._waiting[token]
             forget(reply)
 
@@ -185,7 +192,9 @@ class NatsBus:
         """The payload, put together from its parts; None while some are missing or when it was garbage."""
         if not bus_parts.is_part(msg.data):
             return msg.data
-        return self._parts.add(msg.data, asyncio.get_running_loop().time())
+        whole = self._parts.add(msg.data, asyncio.get_running_loop().time())
+        PARTS.set(self._parts.held)
+        return whole
 
     async def _on_reply(self, msg: Msg) -> None:
         reply = self._waiting.get(msg.subject[len(self._inbox) :])
@@ -212,16 +221,19 @@ class NatsBus:
 
     async def _handle(self, id: str, payload: bytes, msg: Msg) -> None:
         token = context.attach(propagate.extract(msg.headers or {}))
+        IN_FLIGHT.labels("handlers").inc()
         try:
             message = decode(payload)
             result = await answer(self._handlers[id], message)
             if result is not None and msg.reply:
                 await self._reply(msg.reply, encode(result))
         except ProtocolError as e:
+            DROPPED.inc()
             log.warning("dropped a message to %s: %s", id, e)
             if msg.reply:
                 await self._reply(msg.reply, b"", {_ERROR: e.message[:200]})
         finally:
+            IN_FLIGHT.labels("handlers").dec()
             self._rooms[id].release()
             context.detach(token)
 
