@@ -125,10 +125,8 @@ async def test_a_fence_drops_the_queued_and_waits_for_the_flying(world: World) -
     a, b = await world.agent(streams=1), await world.agent(guard=guard)
     first = asyncio.create_task(a.engine.transfer([write(b.ref, 0, i * MIB, MIB, 7) for i in range(4)], 5))
     await until(lambda: guard.writing_now)
-    queued = [
-        asyncio.create_task(a.engine.transfer([write(b.ref, 0, i * MIB, MIB, 7) for i in range(4)], 5))
-        for _ in range(4)
-    ]
+    more = [write(b.ref, 0, i * MIB, MIB, 7) for i in range(6)]
+    queued = [asyncio.create_task(a.engine.transfer(more, 10)) for _ in range(6)]  # more than two frames
     other = asyncio.create_task(a.engine.transfer([write(b.ref, 0, 5 * MIB, MIB, 8)], 5))
     await asyncio.sleep(0.05)
     a.engine.refuse_grants(b.ref, [7])
@@ -139,7 +137,7 @@ async def test_a_fence_drops_the_queued_and_waits_for_the_flying(world: World) -
     asked = len(guard.asked)
     assert set(codes(await first)) == {"ok"}
     outcomes = [codes(await task) for task in queued]
-    assert ["fenced"] * 4 in outcomes and codes(await other) == ["ok"]
+    assert ["fenced"] * 6 in outcomes and codes(await other) == ["ok"]
     assert {grant for _, _, grant in guard.asked[asked:]} <= {8}
 
 

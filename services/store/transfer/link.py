@@ -21,7 +21,8 @@ from services.store.transfer.wire import MIB, Kind
 from shared.errors import Fenced, MooncakeError, NoTransport, PeerGone
 from shared.messages import Ref
 
-FRAME_BYTES = 4 * MIB
+FRAME_BYTES = 16 * MIB
+"""Larger frames than slices: between two frames a stream waits for Python, twice at each end."""
 FRAME_SLICES = 512
 ATTEMPTS = 4
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+from prometheus_client import Counter
+
 from services.store.transfer.batches import Job
 from shared.telemetry import counter, gauge, held_gauge
 
@@ -17,11 +21,21 @@ INITIATOR = CONNECTIONS.labels("initiator")
 TARGET = CONNECTIONS.labels("target")
 
 
+@cache
+def _bytes(transport: str, op: str) -> Counter:
+    return BYTES.labels(transport, op)
+
+
+@cache
+def _requests(transport: str, op: str, outcome: str) -> Counter:
+    return REQUESTS.labels(transport, op, outcome)
+
+
 def finished(job: Job) -> None:
     transport, op = job.transport or "none", job.request.op.value
     for error in job.refused.values():
-        REQUESTS.labels(transport, op, error.code).inc()
+        _requests(transport, op, error.code).inc()
     outcome = job.error.code if job.error else "ok"
-    REQUESTS.labels(transport, op, outcome).inc(job.count - len(job.refused))
+    _requests(transport, op, outcome).inc(job.count - len(job.refused))
     if job.moved:
-        BYTES.labels(transport, op).inc(job.moved)
+        _bytes(transport, op).inc(job.moved)
