@@ -72,7 +72,7 @@ class MeshDispatcher:
         self._metadata_up = True
         self._held = held_gauge("attempts")
         self._listed = held_gauge("listed_attempts")
-        self._booked = held_gauge("bookings")
+        self._booked = held_gauge("reservations")
 
     # -- life ------------------------------------------------------------------------------------------
 

@@ -7,11 +7,14 @@ from collections.abc import Callable
 
 from services.conductor.dispatch.mesh import Mesh
 from services.conductor.dispatch.roster import Change, Member, State
-from shared.errors import BusDown, DeadlineExceeded, NoResponders, ProtocolError
+from shared.errors import MooncakeError, NoResponders
 from shared.messages import LiveList, LiveReply, Ref
+from shared.telemetry import log
 
 PERIOD = 1.0
 ANSWER_WITHIN = 2.0
+
+logger = log("dispatch")
 
 
 class Heartbeat:
@@ -31,7 +34,10 @@ class Heartbeat:
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
-            self._beat(loop.time())
+            try:
+                self._beat(loop.time())
+            except Exception:
+                logger.exception("a round of live lists failed")
             due = max(due + PERIOD, loop.time())
             await asyncio.sleep(due - loop.time())
 
@@ -55,7 +61,7 @@ class Heartbeat:
         except NoResponders:
             self._apply(mesh.roster.no_responders(ref, asyncio.get_running_loop().time()))
             return
-        except (DeadlineExceeded, BusDown, ProtocolError):
+        except MooncakeError:
             return
         if isinstance(reply, LiveReply):
             self._replied(ref, reply)

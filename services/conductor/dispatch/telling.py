@@ -42,7 +42,7 @@ class Teller:
                 await asyncio.sleep(PAUSE)
             except BusDown:
                 await asyncio.sleep(PAUSE)
-            except ProtocolError as e:
+            except MooncakeError as e:
                 return Refusal(message.attempt, side, e)
         return Refusal(make().attempt, side, DeadlineExceeded(f"no answer of {side} within {self._patience:g} s"))
 
@@ -53,7 +53,7 @@ class Teller:
         except NoResponders:
             self._no_responders(ref)
             return []
-        except (DeadlineExceeded, BusDown, ProtocolError):
+        except MooncakeError:
             return []
         if isinstance(reply, RefusedReply):
             return [NotHeld(message.attempt, ref)] if reply.error.code in NOT_HELD else []

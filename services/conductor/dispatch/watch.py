@@ -10,9 +10,12 @@ from services.conductor.dispatch.mesh import Mesh
 from shared.errors import Unavailable
 from shared.metadata import Metadata, Reservation, Reserved, Snapshot
 from shared.records import AgentRecord, InstanceRecord
+from shared.telemetry import log
 
 PERIOD = 0.5
 RENEW_EVERY = 1.0
+
+logger = log("dispatch")
 
 
 class Picture(Protocol):
@@ -37,7 +40,10 @@ class Watch:
     async def run(self) -> None:
         """For ever; while the store is away the last records stand."""
         async for snapshot in self._metadata.watch(PERIOD):
-            self._take(snapshot)
+            try:
+                self._take(snapshot)
+            except Exception:
+                logger.exception("a snapshot of the metadata store was not understood")
 
     def _take(self, snapshot: Snapshot) -> None:
         self._picture.metadata_changed(snapshot.fresh)
