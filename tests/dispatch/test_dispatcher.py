@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 
 import pytest
@@ -207,5 +208,22 @@ def test_an_objective_that_would_be_missed_is_refused_with_a_time(play: Play) ->
         assert e.value.retry_after_ms > 0 and e.value.field == "ttft"
         await asyncio.gather(*busy)
         assert world.dispatcher.cluster()["requests"]["rejected"] == 1
+
+    play(scenario)
+
+
+def test_the_picture_is_whole_and_json(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        await world.collect(world.generation())
+        await asyncio.sleep(1.5)
+        picture = json.loads(json.dumps(world.dispatcher.cluster()))
+        assert picture["ready"] and picture["policy"] == "global_cache" and picture["index"] == {"synced": False}
+        assert picture["requests"]["accepted"] == 1 and picture["requests"]["running"] == 0
+        by_role = {role: [i for i in picture["instances"] if i["role"] == role] for role in ("prefill", "decode")}
+        assert sum(i["served"] for i in by_role["prefill"]) == sum(i["served"] for i in by_role["decode"]) == 1
+        assert {i["state"] for i in picture["instances"]} == {"alive"}
+        assert all(i["load"]["room_blocks"] == 1000 and i["load"]["queued"] == 0 for i in by_role["decode"])
+        assert all(i["latency"] for i in picture["instances"])
+        assert [a["code"] for a in picture["agents"]] and not any(a["held"] for a in picture["agents"])
 
     play(scenario)

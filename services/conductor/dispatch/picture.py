@@ -52,7 +52,7 @@ def instance(mesh: Mesh, member: Member) -> dict[str, Any]:
         "registered": member.registered,
         "agent": record.agent.id,
         "context_length": record.context_length,
-        "load": msgspec.to_builtins(member.load) | {"draining": member.load.draining},
+        "load": msgspec.structs.asdict(member.load),
         "latency": msgspec.to_builtins(record.prefill or record.decode),
         "served": mesh.counts.served[id],
         "metrics": record.metrics,
