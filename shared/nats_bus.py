@@ -307,7 +307,8 @@ class NatsBus:
         while missing := [id for id in self._handlers if id not in link.served]:
             for id in missing:
                 link.served[id] = await link.client.subscribe(self._prefix + id, cb=self._receiver(id))
-            await link.client.flush(timeout=DIAL_TIMEOUT)  # type: ignore[arg-type]
+            for _ in range(2):  # the client's first ping overtakes what is queued; the second comes behind it
+                await link.client.flush(timeout=DIAL_TIMEOUT)  # type: ignore[arg-type]
 
     async def _watch(self, link: _Link) -> None:
         while link.client.is_connected:  # looked at as well: a failing close skips the client's callbacks

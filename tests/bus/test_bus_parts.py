@@ -46,6 +46,14 @@ def test_interleaved_repeated_and_shuffled(messages: list[bytes], limit: int, se
     assert joined.held == 0 and len(joined) == 0
 
 
+@given(st.binary(min_size=2, max_size=2000), limits)
+def test_a_part_that_comes_twice_does_no_harm(payload: bytes, limit: int) -> None:
+    parts = list(split(payload, min(limit, HEAD + len(payload) - 1), id_of(1)))
+    joined = Reassembly()
+    whole = [joined.add(part, 0.0) for part in parts[:-1] for _ in range(2)]
+    assert not any(whole) and joined.add(parts[-1], 0.0) == payload and joined.dropped == 0
+
+
 @given(payloads, limits, st.integers(0, 2**32))
 def test_a_lost_part_ends_by_its_deadline(payload: bytes, limit: int, seed: int) -> None:
     parts = list(split(payload, limit, id_of(7)))

@@ -51,10 +51,9 @@ def test_digest_is_the_xor_of_all(some: list[bytes]) -> None:
 runs = st.lists(st.tuples(st.sampled_from(["root", "parent", "unknown"]), st.integers(1, 40)), min_size=1, max_size=8)
 
 
-def changes_of(
-    shape: list[tuple[str, int]], rng: random.Random
-) -> tuple[list[Change], list[tuple[bytes | None, bytes]]]:
-    changes, expected = [], []
+def changes_of(shape: list[tuple[str, int]], rng: random.Random) -> tuple[list[Change], list[Chain]]:
+    changes: list[Change] = []
+    expected: list[Chain] = []
     for how, length in shape:
         chain = [rng.randbytes(KEY) for _ in range(length)]
         parent: bytes | None = {"root": b"", "parent": rng.randbytes(KEY), "unknown": None}[how]
