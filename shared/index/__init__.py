@@ -14,7 +14,7 @@ DRAM, SSD = 0, 1
 
 
 def code(incarnation: int) -> bytes:
-    """The name of an agent's incarnation in the index, 8 bytes."""
+    """The name of an incarnation in Redis, of an agent also in the index: 8 bytes."""
     return incarnation.to_bytes(8, "big")
 
 

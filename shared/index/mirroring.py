@@ -107,8 +107,11 @@ class IndexMirror:
                 await self._follow(next_look - loop.time())
                 self._core.prefix.tidy()
                 pause = RETRY_FIRST
-            except Unavailable as e:
-                log.debug("index: %s", e)
+            except Exception as e:
+                if isinstance(e, Unavailable):
+                    log.debug("index: %s", e)
+                else:
+                    log.exception("following the index failed")  # a bug must not end it for good
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, RETRY_MOST)
 

@@ -109,8 +109,11 @@ class IndexPublisher:
                 await self._flights()
                 pause = RETRY_FIRST
                 await self._idle(next_beat - loop.time())
-            except Unavailable as e:
-                log.debug("index: %s", e)
+            except Exception as e:
+                if isinstance(e, Unavailable):
+                    log.debug("index: %s", e)
+                else:
+                    log.exception("publishing the index failed")  # a bug must not end it for good
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, RETRY_MOST)
                 next_beat = loop.time()

@@ -64,6 +64,8 @@ class Sweeper:
             except Unavailable as e:
                 log.debug("sweeper: %s", e)
                 self._missing.clear()  # nothing is known of the time in between
+            except Exception:
+                log.exception("sweeping the index failed")
             await asyncio.sleep(self._interval)
 
     async def sweep(self, now: float) -> None:
