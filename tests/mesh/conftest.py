@@ -125,6 +125,12 @@ class Mesh:
                     found += value
         return found
 
+    async def slot_bytes(self) -> int:
+        """Size of a KV block, as the agents publish it within a heartbeat of their first engine."""
+        while not all(sizes := [int(agent["slot_bytes"]) for agent in self.cluster()["agents"]]):
+            await asyncio.sleep(0.1)
+        return sizes[0]
+
     async def settled(self, within: float = 2.0) -> dict[str, float]:
         """What is still held after ``within`` seconds; {} as soon as there is nothing."""
         deadline = time.monotonic() + within

@@ -33,7 +33,7 @@ async def test_a1_cold_then_warm_on_another_node_then_warm_local(
 ) -> None:
     prompt = tokens(5 * B + 9)
     expected = alone(prompt)
-    slot = _slot_bytes(mesh)
+    slot = await mesh.slot_bytes()
     cold = await mesh.ask(prompt, stream=stream)
     assert (cold.text, cold.cached) == (expected, 0)
     await asyncio.sleep(0.3)  # the index follows within milliseconds
@@ -105,10 +105,6 @@ async def test_many_at_once_of_mixed_length(mesh: Mesh, alone: Alone, tokens: Ca
     prompts = [head + tokens(n) if n % 3 == 0 else tokens(n) for n in range(1, 100, 7)]
     answers = await asyncio.gather(*(mesh.ask(p, max_tokens=20, stream=bool(n % 2)) for n, p in enumerate(prompts)))
     assert [a.text for a in answers] == [alone(p, 20) for p in prompts]
-
-
-def _slot_bytes(mesh: Mesh) -> int:
-    return int(mesh.cluster()["agents"][0]["slot_bytes"])
 
 
 def _moved(mesh: Mesh, transport: str) -> float:

@@ -47,7 +47,7 @@ def corrupted(up: Callable[..., Mesh], tokens: Callable[[int], list[int]]) -> Co
         prompt = tokens(BLOCKS * B + 3)
         await mesh.ask(prompt)
         await asyncio.sleep(0.3)
-        slot = int(mesh.cluster()["agents"][0]["slot_bytes"])
+        slot = await mesh.slot_bytes()
         flipped = [flip(mesh.pid("services.store", node), slot) for node in ("node-p0", "node-p1", "node-d0")]
         assert sum(flipped) >= BLOCKS, flipped
         return mesh, prompt
