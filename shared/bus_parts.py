@@ -69,10 +69,10 @@ class Reassembly:
         partial = self._partials.get(id)
         if partial is None:
             partial = self._partials[id] = _Partial(parts, size, now)
+        if (partial.parts, partial.size) == (parts, size) and index in partial.slices:
+            return None
         if (partial.parts, partial.size) != (parts, size) or partial.held + len(data) > size:
             self._drop(id)
-            return None
-        if index in partial.slices:
             return None
         partial.slices[index] = data
         partial.held += len(data)
