@@ -12,9 +12,9 @@ from services.decode.sequence import Sequence
 from shared.engines.base import Drawn, Owner, PoolClass
 from shared.errors import DeadlineExceeded, DoesNotFit, InternalError, MooncakeError, NoRoom, PoolFull
 from shared.instance.attempts import Key
-from shared.instance.compute import settle
 from shared.instance.holds import Holds
 from shared.messages import Output, Ref, Usage
+from shared.tasks import settle
 from shared.telemetry import counter, histogram
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from services.decode.sequence import Sequence
 from shared.engines.base import Held, Landing, PoolClass
 from shared.errors import DoesNotFit, MooncakeError, NoRoom, PoolFull, StoreError, UnknownAttempt
 from shared.instance.attempts import Key, Phase
-from shared.instance.compute import settle
 from shared.instance.job import Job, Prompt
 from shared.instance.tracing import span
 from shared.messages import Admission, Need, Output, Ref, Source, Usage
+from shared.tasks import settle
 from shared.telemetry import held
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from shared.blocks import KEY
 from shared.engines.base import Held, Kind, Owner, PoolClass, PoolMap
 from shared.errors import InvalidInput, MooncakeError, PoolFull
+from shared.tasks import to_the_end
 
 if TYPE_CHECKING:
     from services.store.client import StoreClient
@@ -111,7 +112,7 @@ class Objects:
         self, items: Sequence[tuple[bytes, Data]], left: Sequence[int], held: Sequence[Held], results: list[Put | None]
     ) -> list[int]:
         new = [(i, h) for i, h in zip(left, held, strict=True) if h.kind is Kind.NEW]
-        await asyncio.to_thread(self._write_all, [(h.slot, items[i][1]) for i, h in new])
+        await to_the_end(asyncio.to_thread(self._write_all, [(h.slot, items[i][1]) for i, h in new]))
         keys, lengths = [items[i][0] for i, _ in new], [memoryview(items[i][1]).nbytes for i, _ in new]
         committed = await self._client.commit_objects([h for _, h in new], b"", keys, lengths) if new else []
         for (i, _), h in zip(new, committed, strict=True):

@@ -6,21 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
+
+from shared.tasks import settle
 
 T = TypeVar("T")
-
-
-async def settle(future: asyncio.Future[Any]) -> None:
-    """Wait until ``future`` is done, however often the caller is cancelled meanwhile; a cancellation is raised then."""
-    cancelled: asyncio.CancelledError | None = None
-    while not future.done():
-        try:
-            await asyncio.wait([future])
-        except asyncio.CancelledError as e:
-            cancelled = e
-    if cancelled is not None:
-        raise cancelled
 
 
 class Compute(Protocol):

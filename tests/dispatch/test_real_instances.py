@@ -21,11 +21,12 @@ from shared.blocks import KEY, chain_keys
 from shared.engines.local import LocalRunner
 from shared.engines.memory_engine import MemoryEngine
 from shared.engines.memory_store import MemoryNetwork, MemoryNode, MemoryStore
-from shared.instance.compute import InlineCompute, settle
+from shared.instance.compute import InlineCompute
 from shared.latency import DecodeModel, PrefillModel
 from shared.memory_bus import Faults, MemoryBus, MemoryConnection
 from shared.messages import Ref, Sampling
 from shared.records import AgentRecord, InstanceRecord
+from shared.tasks import settle
 from shared.telemetry import held_now
 from shared.virtual_loop import run
 from tests.dispatch.world import ids

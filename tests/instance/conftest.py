@@ -19,7 +19,7 @@ from shared import virtual_loop
 from shared.engines.local import LocalRunner
 from shared.engines.memory_engine import MemoryEngine
 from shared.engines.memory_store import MemoryNetwork, MemoryNode, MemoryStore
-from shared.instance.compute import InlineCompute, settle
+from shared.instance.compute import InlineCompute
 from shared.latency import PrefillModel
 from shared.memory_bus import Faults, MemoryBus, MemoryConnection
 from shared.messages import (
@@ -32,6 +32,7 @@ from shared.messages import (
     Sampling,
     Start,
 )
+from shared.tasks import settle
 from shared.telemetry import held_now
 from tests.instance.model_gateway import Gateway, Stream
 

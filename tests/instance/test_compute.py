@@ -8,7 +8,8 @@ from functools import partial
 
 import pytest
 
-from shared.instance.compute import ComputeThread, settle
+from shared.instance.compute import ComputeThread
+from shared.tasks import settle
 
 
 async def test_steps_run_in_order_on_one_thread() -> None:

@@ -19,10 +19,11 @@ from services.store.transfer.segments import Memory, Segment, Segments
 from services.store.transfer.server import Server
 from services.store.transfer.sharing import Sharing
 from services.store.transfer.threads import off_loop
-from services.store.transfer.wake import surely, teller
+from services.store.transfer.wake import teller
 from services.store.transfer.wire import SegmentRef
 from shared.errors import DeadlineExceeded, InvalidInput, MooncakeError, NoTransport, NotRegistered, PeerGone
 from shared.messages import Ref
+from shared.tasks import settle
 
 
 class Engine:
@@ -155,7 +156,7 @@ class Engine:
                 await asyncio.sleep(0)  # whoever asks again and again does not starve the loop
         except asyncio.CancelledError:
             self._expire(jobs, "the transfer was cancelled")
-            await surely(self._end(batch))
+            await settle(self._end(batch))
             raise
         finally:
             timer.cancel()

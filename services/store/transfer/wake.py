@@ -21,15 +21,3 @@ def teller(future: asyncio.Future[None]) -> Callable[[], None]:
 def _set(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-async def surely(future: asyncio.Future[None]) -> None:
-    """Wait for what comes soon, whatever cancels us: memory may not be let go of before. Re-raises a cancellation."""
-    cancelled = False
-    while not future.done():
-        try:
-            await asyncio.wait({future})
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        raise asyncio.CancelledError
