@@ -50,7 +50,6 @@ class Parts:
     engine: Engine
     compute: ComputeThread
     prefill_model: PrefillModel
-    decode_model: DecodeModel
 
 
 Build = Callable[[Parts], Instance[Any]]
@@ -62,6 +61,7 @@ class Host:
     def __init__(self, role: str, settings: InstanceSettings, connect: Connect, build: Build) -> None:
         self.role, self.settings = role, settings
         self._connect, self._build = connect, build
+        self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._refused: Refused | None = None
         self._ready = False
@@ -70,10 +70,9 @@ class Host:
         self._compute = ComputeThread(role)
 
     async def run(self) -> int:
-        loop = asyncio.get_running_loop()
         serving = asyncio.create_task(self._serve())
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, serving)
+            self._loop.add_signal_handler(number, self._on_signal, serving)
         try:
             await serving
         except asyncio.CancelledError:
@@ -99,7 +98,7 @@ class Host:
             bus = await NatsBus.connect(settings.nats, settings.mesh, name=self.role, timeout=settings.agent_timeout_s)
             stack.push_async_callback(bus.close)
             store = await self._open_store(engine, settings.agent_timeout_s)
-            service = self._build(Parts(self._ref, bus, store, engine, self._compute, *models))
+            service = self._build(Parts(self._ref, bus, store, engine, self._compute, models[0]))
             await bus.serve(self._ref.id, service.handle)
             address = f"{metrics.host}:{metrics.port}" if metrics.port > 0 else ""
             record = self._record(service, engine, models, address)
@@ -174,7 +173,7 @@ class Host:
     def _on_refused(self, error: Refused) -> None:
         """In the heartbeat's thread: another incarnation has our id, or the mesh another namespace."""
         self._refused = error
-        self._stop.set()
+        self._loop.call_soon_threadsafe(self._stop.set)
 
     # -- the agent -----------------------------------------------------------------------------------------------------
 
