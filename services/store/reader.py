@@ -155,15 +155,15 @@ class RemoteReader:
                 copies.append(Copy(w, d, h))
             else:
                 read.outcomes[w.key] = Outcome(error="" if h.kind is Kind.PRESENT else "in_progress")
-        arrived: list[Copy] = []
+        over = {h.hold for h in held if h.hold}
         try:
             results = await self._transfer(slab, owner_ref, copies, deadline)
             arrived = await self._check(slab, owner_ref, borrowed, copies, results, read)
             self._commit(slab, arrived, owner, read)
+            over -= set(read.holds)
+            return read
         finally:  # the transfer has returned: nothing writes into the destinations any more (rule: dest_held)
-            kept = set(read.holds)
-            slab.release(AGENT, [h.hold for h in held if h.hold and h.hold not in kept])
-        return read
+            slab.release(AGENT, [h.hold for h in held if h.hold in over])
 
     async def _transfer(self, slab: Slab, owner_ref: Ref, copies: Sequence[Copy], deadline: float) -> list[Result]:
         stride = slab.memory.stride

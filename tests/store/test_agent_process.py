@@ -17,7 +17,7 @@ import pytest
 from services.store.client import StoreClient
 from shared.blocks import Namespace
 from shared.embedded import RedisServer
-from shared.engines.base import Kind, LandingTarget, Owner, PoolClass, Run
+from shared.engines.base import Fetched, Kind, LandingTarget, Owner, PoolClass, Run
 from shared.errors import AgentGone, Fenced, MooncakeError
 from shared.index import code
 from shared.index.lookup import lookup
@@ -113,8 +113,13 @@ async def test_two_agents_exchange_blocks_through_the_index(
 
     await eventually(lambda: record_of(metadata, here))
     await eventually(lambda: record_of(metadata, there))
-    fetched = await there.fetch(keys, NAMESPACE.root(), [], OWNER, PoolClass.PREFILL, 5.0)
-    assert [(f.error, f.transport) for f in fetched] == [("", "tcp")] * 3
+
+    async def fetched() -> list[Fetched] | None:
+        """The other agent knows this one from the next look at the metadata on."""
+        found = await there.fetch(keys, NAMESPACE.root(), [], OWNER, PoolClass.PREFILL, 5.0)
+        return None if any(f.error for f in found) else found
+
+    assert [f.transport for f in await eventually(fetched)] == ["tcp"] * 3
     both = {code(here.agent.incarnation), code(there.agent.incarnation)}
 
     async def replicated() -> bool:
