@@ -110,15 +110,21 @@ class Plan:
         """For those that touch KV. In the environment: everybody can read command lines."""
         return {"MOONCAKE_SECRET": self.wiring.secret}
 
+    @property
+    def _urls(self) -> dict[str, str]:
+        """In the environment too: they may hold passwords."""
+        return {"MOONCAKE_NATS": self.wiring.nats, "MOONCAKE_REDIS": self.wiring.redis}
+
     def _service(self, kind: str, name: str, flags: Flags, stage: int, env: Environment | None = None) -> Spec:
-        common: Flags = {"mesh": self.settings.mesh, "nats": self.wiring.nats, "redis": self.wiring.redis}
+        common: Flags = {"mesh": self.settings.mesh}
         common |= {"log_level": self.settings.log_level, "log_format": self.log_format}
         common |= {"metrics_host": self.settings.metrics_host, "metrics_port": self._next_metrics_port()}
         argv = [sys.executable, "-P", "-m", f"services.{kind}"]  # -P: never a package of the working folder
         argv += [
             word for flag, value in (common | flags).items() for word in (f"--{flag.replace('_', '-')}", str(value))
         ]
-        return Spec(name, argv, stage, {**self._base(), **self._own_variables(kind), **(env or {})}, GRACE[stage])
+        variables = {**self._base(), **self._own_variables(kind), **self._urls, **(env or {})}
+        return Spec(name, argv, stage, variables, GRACE[stage])
 
     @property
     def log_format(self) -> str:

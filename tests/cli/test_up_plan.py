@@ -84,6 +84,13 @@ def test_the_secret_reaches_agents_and_engines_and_no_command_line() -> None:
     assert "very-secret" not in made.conductor().env.values()
 
 
+def test_passwords_in_addresses_reach_services_and_no_command_line() -> None:
+    wiring = replace(WIRING, nats="nats://me:pass-n@there:4222", redis="redis://:pass-r@there:6379/0")
+    specs = everything(Plan(UpSettings(nats=wiring.nats, redis=wiring.redis), wiring, {}))
+    assert all((understood(spec).nats, understood(spec).redis) == (wiring.nats, wiring.redis) for spec in specs)
+    assert not [word for spec in specs for word in spec.argv if "pass-" in word]
+
+
 def test_every_process_carries_the_mark() -> None:
     assert all(spec.env["MOONCAKE_MESH_ID"] == "abcd" for spec in everything(plan()))
 
