@@ -9,6 +9,7 @@ import msgspec
 
 from shared.blocks import Namespace
 from shared.errors import NamespaceMismatch, Refused, StaleIncarnation
+from shared.index import code
 from shared.records import AgentRecord, ConductorRecord, InstanceRecord
 from shared.redis_client import Argument
 
@@ -73,10 +74,6 @@ class Registration:
     def removal(self, record: Record) -> tuple[list[str], list[Argument]]:
         """Keys and arguments of deregister.lua."""
         return self._keys.of(type(record)), [record.ref.id, code(record.ref.incarnation)]
-
-
-def code(incarnation: int) -> bytes:
-    return incarnation.to_bytes(8, "big")
 
 
 def unpack(value: bytes, until: bytes, now: float) -> tuple[bytes, float]:

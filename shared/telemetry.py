@@ -269,26 +269,10 @@ def held_now() -> dict[str, float]:
 
 
 async def watch_loop() -> None:
-    """Measures for ever how late the running event loop is; :func:`serve_metrics` starts it."""
+    """Measures for ever how late the running event loop is; :class:`shared.metrics_server.MetricsServer` starts it."""
     lag = histogram("event_loop_lag_seconds", "How late a timer of the event loop fired.")
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + LAG_PERIOD
         await asyncio.sleep(LAG_PERIOD)
         lag.observe(max(0.0, loop.time() - due))
-
-
-async def serve_metrics(host: str, port: int) -> int:
-    """Serve ``/metrics`` and ``/health`` from the running loop until the process ends.
-
-    Port 0 picks one, -1 serves none. Returns the port. Use :class:`shared.metrics_server.MetricsServer` for one that
-    is closed.
-    """
-    from shared.metrics_server import MetricsServer
-
-    server = MetricsServer(host, port)
-    _servers.append(server)
-    return await server.start()
-
-
-_servers: list[object] = []

@@ -31,6 +31,7 @@ from services.store.transfer.base import Peer
 from services.store.transfer.engine import Engine
 from services.store.transfer.policy import TransportPolicy
 from shared.errors import MooncakeError
+from shared.index import code
 from shared.messages import Ref
 from shared.records import AgentRecord
 from shared.telemetry import log
@@ -157,7 +158,7 @@ class Agent:
         return AgentRecord(
             ref=self.ref,
             node=self.settings.node or socket.gethostname(),
-            code=self.ref.incarnation.to_bytes(8, "big"),
+            code=code(self.ref.incarnation),
             host=peer.host,
             port=peer.port,
             host_id=peer.host_id,

@@ -11,6 +11,7 @@ import msgspec
 
 from services.store.frames import MAX_GREETING, FrameReader, frame
 from services.store.local_messages import VERSION, Challenge, Denied, Hello, Welcome, prove
+from services.store.transfer.sockets import unix_address
 from shared.blocks import Namespace
 from shared.errors import AgentGone, MooncakeError, ProtocolError
 
@@ -34,7 +35,7 @@ def attach(address: str, namespace: Namespace, name: str, secret: str, timeout: 
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.settimeout(max(0.01, deadline - time.monotonic()))
         try:
-            sock.connect("\0" + address[1:] if address.startswith("@") else address)
+            sock.connect(unix_address(address))
             return _greet(sock, namespace, name, secret)
         except (ConnectionRefusedError, FileNotFoundError, ConnectionResetError, EOFError) as e:
             sock.close()

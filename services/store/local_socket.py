@@ -20,6 +20,7 @@ from services.store.frames import MAX_GREETING, FrameReader, frame
 from services.store.local_messages import NONCE, VERSION, Challenge, Denied, Hello, Welcome, prove
 from services.store.local_service import LocalService
 from services.store.slab import Slab
+from services.store.transfer.sockets import unix_address
 from shared.blocks import Namespace
 from shared.errors import ConfigError, MooncakeError, ProtocolError, Unauthorized, Unavailable
 from shared.messages import Ref
@@ -32,11 +33,6 @@ MAX_GREETERS = 64
 """Connections that have not yet proven themselves."""
 
 T = TypeVar("T")
-
-
-def socket_address(text: str) -> str:
-    """``@name`` is an abstract socket, anything else a path."""
-    return "\0" + text[1:] if text.startswith("@") else text
 
 
 class LocalSocket:
@@ -61,7 +57,7 @@ class LocalSocket:
         try:
             if not self.address.startswith("@"):
                 unlink_dead(self.address)
-            listener.bind(socket_address(self.address))
+            listener.bind(unix_address(self.address))
             if not self.address.startswith("@"):
                 os.chmod(self.address, 0o600)
             listener.listen(128)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from services.conductor.gateway.chat_template import ChatTemplate
 from services.conductor.gateway.detokenizer import Detokenizer
 from shared.blocks import Tokens
 from shared.errors import ConfigError, InvalidInput
+from shared.model_info import read_json
 
 
 class Tokenizer:
@@ -58,17 +58,6 @@ class Tokenizer:
 
     def _encode(self, text: str, *, special: bool) -> Tokens:
         return np.array(self._library.encode(text, add_special_tokens=special).ids, dtype=np.uint32)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in ``path``, empty where there is no such file. Raises ConfigError for a broken one."""
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as e:
-        raise ConfigError(f"{path} is no JSON: {e}", field="model") from e
-    return value if isinstance(value, dict) else {}
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

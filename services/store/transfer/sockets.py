@@ -33,7 +33,7 @@ def connect(host: str, port: int, timeout: float) -> socket.socket:
 
 
 def connect_unix(address: str, timeout: float) -> socket.socket:
-    """``@name`` is an abstract address, anything else a path. Raises PeerGone."""
+    """See :func:`unix_address`. Raises PeerGone."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(timeout)
     try:
@@ -45,6 +45,7 @@ def connect_unix(address: str, timeout: float) -> socket.socket:
 
 
 def unix_address(address: str) -> str:
+    """``@name`` is an abstract socket, anything else a path."""
     return "\0" + address[1:] if address.startswith("@") else address
 
 
