@@ -6,9 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from services.conductor.dispatch.settings import DispatchSettings
-
-Seconds = Annotated[float, Meta(gt=0)]
+from services.conductor.dispatch.settings import DispatchSettings, Seconds
 
 
 class ConductorSettings(DispatchSettings, frozen=True, kw_only=True):

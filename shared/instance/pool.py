@@ -5,6 +5,9 @@ from __future__ import annotations
 import mmap
 import os
 
+import numpy as np
+import numpy.typing as npt
+
 from shared.engines.base import PoolMap
 
 
@@ -15,18 +18,16 @@ class PoolView:
         self._pool = pool
         fd = os.open(pool.path, os.O_RDWR)
         try:
-            self._memory = mmap.mmap(fd, pool.offset + pool.slots * pool.stride)
+            memory = mmap.mmap(fd, pool.offset + pool.slots * pool.stride)
         finally:
             os.close(fd)
+        self._bytes: npt.NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
 
     def copy(self, source: int, target: int) -> None:
-        """Copy slot ``source`` to slot ``target``, which the caller holds alone."""
+        """Copy slot ``source`` to slot ``target``, which the caller holds alone. Holds no GIL."""
         size = self._pool.geometry.slot_bytes
         start, end = self._at(source), self._at(target)
-        self._memory[end : end + size] = self._memory[start : start + size]
+        np.copyto(self._bytes[end : end + size], self._bytes[start : start + size])
 
     def _at(self, slot: int) -> int:
         return self._pool.offset + slot * self._pool.stride
-
-    def close(self) -> None:
-        self._memory.close()

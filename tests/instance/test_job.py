@@ -68,4 +68,3 @@ def test_pool_view_copies_a_slot_only() -> None:
     view.copy(2, 1)
     assert [int(node.memory[i].min()) for i in range(3)] == [1, 3, 3]
     assert int(node.memory[1].max()) == 3
-    view.close()
