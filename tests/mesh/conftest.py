@@ -131,6 +131,15 @@ class Mesh:
             await asyncio.sleep(0.1)
         return sizes[0]
 
+    async def indexed(self) -> None:
+        """Wait until the conductor's mirror of the block index has come to rest."""
+        before, still = -1, 0
+        while still < 4:
+            await asyncio.sleep(0.1)
+            now = sum(self.cluster()["index"]["blocks"].values())
+            still = still + 1 if now == before else 0
+            before = now
+
     async def settled(self, within: float = 2.0) -> dict[str, float]:
         """What is still held after ``within`` seconds; {} as soon as there is nothing."""
         deadline = time.monotonic() + within

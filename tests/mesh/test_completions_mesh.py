@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
 B = 32
+LONG = 40  # blocks: long enough that fetching beats computing by far
 TRANSPORTS = ["tcp", "shm"]
 
 
@@ -31,18 +32,18 @@ def mesh(up: Callable[..., Mesh], transport: str) -> Mesh:
 async def test_a1_cold_then_warm_on_another_node_then_warm_local(
     mesh: Mesh, transport: str, alone: Alone, tokens: Callable[[int], list[int]], stream: bool
 ) -> None:
-    prompt = tokens(5 * B + 9)
+    prompt = tokens(LONG * B + 9)
     expected = alone(prompt)
     slot = await mesh.slot_bytes()
     cold = await mesh.ask(prompt, stream=stream)
     assert (cold.text, cold.cached) == (expected, 0)
-    await asyncio.sleep(0.3)  # the index follows within milliseconds
+    await mesh.indexed()
     before = _moved(mesh, transport)
     other = await mesh.ask(prompt, stream=stream)
-    assert (other.text, other.cached) == (expected, 5 * B)
-    assert _moved(mesh, transport) - before >= 5 * slot, "the prefix must have travelled between two agents"
+    assert (other.text, other.cached) == (expected, LONG * B)
+    assert _moved(mesh, transport) - before >= LONG * slot, "the prefix must have travelled between two agents"
     local = await mesh.ask(prompt, stream=stream)
-    assert (local.text, local.cached) == (expected, 5 * B)
+    assert (local.text, local.cached) == (expected, LONG * B)
     assert mesh.total("mooncake_store_transfer_bytes_total", transport=({"tcp": "shm", "shm": "tcp"}[transport])) == 0
 
 
@@ -52,11 +53,13 @@ async def test_a2_block_boundaries_warm_and_cold(
 ) -> None:
     prompt = tokens(length)
     expected, full = alone(prompt), length // B * B
-    for cached in (0, min(full, length - 1), min(full, length - 1)):
+    warm = min(full, length - 1)
+    for possible in ({0}, {0, warm}, {warm}):  # the second node may compute what is so short; the third ask is local
         answer = await mesh.ask(prompt)
         assert answer.text == expected
-        assert (answer.usage["prompt_tokens"], answer.cached) == (length, cached)
-        await asyncio.sleep(0.2)
+        assert answer.usage["prompt_tokens"] == length
+        assert answer.cached in possible
+        await mesh.indexed()
 
 
 async def test_a3_one_token(mesh: Mesh, alone: Alone, tokens: Callable[[int], list[int]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import mmap
 import os
 from collections.abc import Awaitable, Callable
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from tests.mesh.conftest import Alone, Mesh
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
-B, BLOCKS = 32, 6
+B, BLOCKS = 32, 40
 
 Corrupt = Callable[..., Awaitable[tuple["Mesh", list[int]]]]
 
@@ -46,7 +45,7 @@ def corrupted(up: Callable[..., Mesh], tokens: Callable[[int], list[int]]) -> Co
         mesh = up("--prefill", "2", "--decode", "1", "--policy", "least_loaded", *flags)
         prompt = tokens(BLOCKS * B + 3)
         await mesh.ask(prompt)
-        await asyncio.sleep(0.3)
+        await mesh.indexed()
         slot = await mesh.slot_bytes()
         flipped = [flip(mesh.pid("services.store", node), slot) for node in ("node-p0", "node-p1", "node-d0")]
         assert sum(flipped) >= BLOCKS, flipped
@@ -73,6 +72,6 @@ async def test_verify_always_corrupt_blocks_are_recomputed_counted_and_dropped(
     answer = await mesh.ask(prompt)
     assert answer.text == alone(prompt)
     assert mesh.total("mooncake_store_corrupt_blocks_total") > before
-    await asyncio.sleep(0.5)
+    await mesh.indexed()
     third = await mesh.ask(prompt)
     assert third.text == alone(prompt)
