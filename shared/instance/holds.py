@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from shared.engines.base import Fetched, Held, KVStore
-from shared.errors import StoreError
+from shared.errors import DeadlineExceeded, StoreError
 from shared.telemetry import held_gauge
 
 T = TypeVar("T")
@@ -68,7 +68,8 @@ class Holds:
         ours = [self._held.pop(one.hold) for one in held if one.hold in self._held]
         self._gauge.dec(len(ours))
         if ours:
-            with contextlib.suppress(StoreError):  # a dead agent holds nothing
+            # a dead agent holds nothing; one that is stopped reads this when it goes on
+            with contextlib.suppress(StoreError, DeadlineExceeded):
                 await self.store.release(ours)
 
     async def close(self) -> None:

@@ -26,6 +26,7 @@ from shared.errors import AgentGone, DeadlineExceeded, MooncakeError, NamespaceM
 from shared.heartbeat import Heartbeat
 from shared.instance.compute import ComputeThread
 from shared.instance.instance import Instance
+from shared.instance.pulse import Pulse
 from shared.instance.settings import InstanceSettings
 from shared.latency import DecodeModel, PrefillModel
 from shared.messages import Ref
@@ -194,20 +195,40 @@ class Host:
             await asyncio.sleep(RETRY_S)
 
     async def _watch_agent(self, service: Instance[Any], engine: Engine) -> None:
-        """When the agent dies: give everything up, drain on the old mapping, then bind to its successor's pool."""
-        while True:
-            await asyncio.sleep(RETRY_S / 2)
-            if not service.store.closed:
-                continue
-            gone = AgentGone("the node's store agent is gone")
-            self._log.warning("store agent gone", attempts=len(service.table))
-            service.closed = gone
-            await service.abandon(gone)
-            await self._compute.run(engine.unbind)
-            await close_store(service.store)
-            service.attach(await self._open_store(engine, float("inf")))
+        """For ever: see to it that nobody waits for an agent that died or was stopped."""
+        pulse = Pulse()
+        with contextlib.closing(pulse):
+            while True:
+                await asyncio.sleep(RETRY_S / 2)
+                if service.store.closed:
+                    await self._change_agent(service, engine)
+                else:
+                    pulse.look(service.store, self._loop.time())
+                    await self._judge(service, pulse)
+
+    async def _judge(self, service: Instance[Any], pulse: Pulse) -> None:
+        """A silent agent: no new work, and in the end none at all, until it answers again."""
+        silent = service.closed is not None
+        if silent and not pulse.suspected:
             service.closed = None
-            self._log.info("store agent back", agent=service.store.agent.id)
+            self._log.info("store agent answers again")
+        elif not silent and pulse.suspected:
+            service.closed = AgentGone("the node's store agent does not answer")
+            self._log.warning("store agent silent", attempts=len(service.table))
+        if pulse.dead and len(service.table):
+            await service.abandon(AgentGone("the node's store agent does not answer"))
+
+    async def _change_agent(self, service: Instance[Any], engine: Engine) -> None:
+        """The agent died: give everything up, drain on the old mapping, then bind to its successor's pool."""
+        gone = AgentGone("the node's store agent is gone")
+        self._log.warning("store agent gone", attempts=len(service.table))
+        service.closed = gone
+        await service.abandon(gone)
+        await self._compute.run(engine.unbind)
+        await close_store(service.store)
+        service.attach(await self._open_store(engine, float("inf")))
+        service.closed = None
+        self._log.info("store agent back", agent=service.store.agent.id)
 
 
 def leave(code: int) -> NoReturn:
