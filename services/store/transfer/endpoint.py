@@ -166,7 +166,7 @@ class Endpoint:
             self.link.join(stream)
         self._streams.add(stream)
         INITIATOR.inc()
-        stream.thread.start()
+        stream.begin()
 
     def _shake(self, role: Role, number: int) -> Shaken:
         peer, local = self.link.peer, self._local

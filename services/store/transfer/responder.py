@@ -137,6 +137,14 @@ class Responder:
         self._nowhere = memoryview(bytearray(NOWHERE))
         self.thread = threading.Thread(target=self._run, name="transfer-serve", daemon=True)
 
+    def serve(self) -> None:
+        """Start the thread. Where there is none to be had, the stream ends at once."""
+        try:
+            self.thread.start()
+        except RuntimeError:
+            self._sock.close()
+            self._on_end(self)
+
     def destroy(self) -> None:
         self._ending = True
         sever(self._sock)

@@ -6,22 +6,21 @@ import asyncio
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 
+from services.store.transfer.acceptor import Acceptor
 from services.store.transfer.base import CallHandler, Guard
 from services.store.transfer.control import Callee, attach
 from services.store.transfer.handshake import Hello, Role, respond
 from services.store.transfer.metrics import REFUSED_PEERS, TARGET
 from services.store.transfer.responder import Mapper, Responder
 from services.store.transfer.segments import Segments
-from services.store.transfer.sockets import sever, tune
+from services.store.transfer.sockets import tune
 from services.store.transfer.wake import teller
 from shared.errors import ConfigError, MooncakeError, NotPermitted
 from shared.messages import Ref
 
 HANDSHAKES = 128
-NO_DESCRIPTORS = 0.1
 
 
 class Server:
@@ -46,11 +45,10 @@ class Server:
         self._on_call = on_call
         self._timeout = timeout
         self._lock = threading.Lock()
-        self._shaking: set[socket.socket] = set()
         self._responders: dict[Responder, list[Callable[[], None]]] = {}
         self._callees: set[Callee] = set()
         self._closed = False
-        self._listener: socket.socket | None = None
+        self._acceptor: Acceptor | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self, host: str, port: int) -> int:
@@ -60,35 +58,17 @@ class Server:
             family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
                 0
             ]
-            self._listener = socket.create_server(address[:2], family=family, backlog=256)
+            listener = socket.create_server(address[:2], family=family, backlog=256)
         except OSError as e:
             raise ConfigError(f"cannot listen on {host} port {port}: {e}", field="host") from e
-        threading.Thread(target=self._accept, args=(self._listener,), name="transfer-accept", daemon=True).start()
-        return int(self._listener.getsockname()[1])
+        self._acceptor = Acceptor(listener, self._shake, HANDSHAKES, "transfer-shake")
+        return int(listener.getsockname()[1])
 
     def connections(self) -> int:
         with self._lock:
             return len(self._responders) + len(self._callees)
 
     # -- accepting -----------------------------------------------------------------------------------------
-
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                sock, _ = listener.accept()
-            except OSError:
-                if self._closed:
-                    return
-                time.sleep(NO_DESCRIPTORS)
-                continue
-            with self._lock:
-                room = len(self._shaking) < HANDSHAKES and not self._closed
-                if room:
-                    self._shaking.add(sock)
-            if not room:
-                sock.close()
-                continue
-            threading.Thread(target=self._shake, args=(sock,), name="transfer-shake", daemon=True).start()
 
     def _shake(self, sock: socket.socket) -> None:
         admitted: list[Responder] = []
@@ -102,9 +82,6 @@ class Server:
             sock.close()
         else:
             self._begin(sock, greeting, admitted)
-        finally:
-            with self._lock:
-                self._shaking.discard(sock)
 
     def _admit(self, sock: socket.socket, greeting: Hello, admitted: list[Responder]) -> Sequence[int] | None:
         """The stream is known before the grants are read, so that a fence that is not in this list destroys it."""
@@ -122,7 +99,7 @@ class Server:
 
     def _begin(self, sock: socket.socket, greeting: Hello, admitted: list[Responder]) -> None:
         if admitted:
-            admitted[0].thread.start()
+            admitted[0].serve()
             return
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop is closed: so is the agent
@@ -169,12 +146,9 @@ class Server:
     async def close(self) -> None:
         with self._lock:
             self._closed = True
-            shaking, callees = list(self._shaking), list(self._callees)
-        if self._listener is not None:
-            sever(self._listener)
-            self._listener.close()
-        for sock in shaking:
-            sever(sock)
+            callees = list(self._callees)
+        if self._acceptor is not None:
+            self._acceptor.close()
         for callee in callees:
             callee.abort()
         await self.destroy(lambda greeting: True)

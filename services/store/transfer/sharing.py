@@ -12,21 +12,20 @@ import mmap
 import os
 import socket
 import threading
-import time
 
 import msgspec
 
+from services.store.transfer.acceptor import Acceptor
 from services.store.transfer.base import Generations
 from services.store.transfer.handshake import Hello, Role, respond
 from services.store.transfer.segments import Segment, Segments
-from services.store.transfer.sockets import receive_body, receive_header, sever, unix_address
+from services.store.transfer.sockets import receive_body, receive_header, unix_address
 from services.store.transfer.wire import Kind, pack, pack_fault
 from shared.errors import ConfigError, MooncakeError, NotPermitted, NoTransport, ProtocolError
 from shared.messages import Ref
 
 REGISTRATIONS = 4096
 CONNECTIONS = 256
-NO_DESCRIPTORS = 0.1
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -86,22 +85,20 @@ class Sharing:
         self._beacon = Beacon()
         self._lit: dict[int, int] = {}
         self._lock = threading.Lock()
-        self._connections: set[socket.socket] = set()
-        self._listener: socket.socket | None = None
+        self._acceptor: Acceptor | None = None
         self._path = ""
-        self._closed = False
 
     def start(self, address: str) -> None:
         """Raises ConfigError."""
-        self._listener = socket.socket(socket.AF_UNIX)
+        listener = socket.socket(socket.AF_UNIX)
         try:
-            self._listener.bind(unix_address(address))
-            self._listener.listen(64)
+            listener.bind(unix_address(address))
+            listener.listen(64)
         except OSError as e:
-            self._listener.close()
+            listener.close()
             raise ConfigError(f"cannot listen on {address}: {e}", field="shm") from e
         self._path = "" if address.startswith("@") else address
-        threading.Thread(target=self._accept, args=(self._listener,), name="transfer-share", daemon=True).start()
+        self._acceptor = Acceptor(listener, self._serve, CONNECTIONS, "transfer-share")
 
     def shares(self, segment: Segment) -> None:
         """A registration that may be mapped begins."""
@@ -115,24 +112,6 @@ class Sharing:
             if index is not None:
                 self._beacon.quench(index)
 
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                sock, _ = listener.accept()
-            except OSError:
-                if self._closed:
-                    return
-                time.sleep(NO_DESCRIPTORS)
-                continue
-            with self._lock:
-                room = len(self._connections) < CONNECTIONS
-                if room:
-                    self._connections.add(sock)
-            if room:
-                threading.Thread(target=self._serve, args=(sock,), name="transfer-share", daemon=True).start()
-            else:
-                sock.close()
-
     def _serve(self, sock: socket.socket) -> None:
         try:
             respond(sock, self._secret, self._ref, self._timeout, _only_share)
@@ -142,8 +121,6 @@ class Sharing:
         except (OSError, MooncakeError):
             pass  # the connection ends; its peer notices
         finally:
-            with self._lock:
-                self._connections.discard(sock)
             sock.close()
 
     def _answer(self, sock: socket.socket) -> None:
@@ -186,14 +163,8 @@ class Sharing:
         )
 
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            connections = list(self._connections)
-        if self._listener is not None:
-            sever(self._listener)
-            self._listener.close()
-        for sock in connections:
-            sever(sock)
+        if self._acceptor is not None:
+            self._acceptor.close()
         if self._path:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)

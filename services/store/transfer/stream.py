@@ -46,6 +46,14 @@ class Stream:
         self._flying: deque[Frame] = deque()
         self.thread = threading.Thread(target=self._run, name=f"transfer-{number & 0xFFFF:x}", daemon=True)
 
+    def begin(self) -> None:
+        """Start the thread. Where there is none to be had, the stream ends at once."""
+        try:
+            self.thread.start()
+        except RuntimeError as e:
+            self._sock.close()
+            self._on_end(self, InternalError(f"no thread for a stream: {e}"))
+
     def destroy(self) -> None:
         self.ending = True
         sever(self._sock)
