@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from cli.probe import why_unreachable
+from shared.addresses import shown
 from shared.embedded import nats_binary, redis_binary
 from shared.errors import ConfigError
 from shared.model import DEFAULT_MODEL, cache_root, default_folder
@@ -159,5 +160,4 @@ def pyverbs_elsewhere(folders: tuple[Path, ...]) -> list[str]:
 
 def service(name: str, url: str) -> Check:
     why = why_unreachable(url)
-    shown = url.rpartition("@")[2] if "@" in url else url  # without user and password
-    return Check(name, "info" if why else "ok", f"{shown}: {why}" if why else f"{shown} answers")
+    return Check(name, "info" if why else "ok", f"{shown(url)}: {why}" if why else f"{shown(url)} answers")

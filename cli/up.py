@@ -21,6 +21,7 @@ from cli.probe import why_not_bindable, why_unreachable
 from cli.ready import Ready
 from cli.settings import UpSettings
 from cli.supervisor import WRONG_SETTING, Supervisor
+from shared.addresses import shown
 from shared.config import config_file, from_flags, load, usage
 from shared.embedded import free_port
 from shared.errors import ConfigError, DeadlineExceeded, MooncakeError
@@ -89,7 +90,7 @@ class Up:
             raise ConfigError(f"cannot serve on {host}:{port}: {why} (choose another with --port)", field="port")
         for name, url in (("nats", self.settings.nats), ("redis", self.settings.redis)):
             if url and (why := why_unreachable(url, timeout=3.0)):
-                raise ConfigError(f"--{name}: no server answers at {url.rpartition('@')[2]}: {why}", field=name)
+                raise ConfigError(f"--{name}: no server answers at {shown(url)}: {why}", field=name)
 
     def _wiring(self, port: int) -> Wiring:
         return Wiring(
@@ -143,7 +144,7 @@ class Up:
         for spec in plan.servers():
             await supervisor.start(spec)
         for url in (plan.wiring.nats, plan.wiring.redis):
-            await self._until(partial(_reachable, url), deadline, f"{url} to answer")
+            await self._until(partial(_reachable, url), deadline, f"{shown(url)} to answer")
         for spec in (*plan.stores(), *plan.engines(), plan.conductor()):  # these wait for each other by themselves
             await supervisor.start(spec)
         ready = Ready(plan)

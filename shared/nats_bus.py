@@ -23,6 +23,7 @@ from nats.aio.subscription import Subscription
 from opentelemetry import context, propagate
 
 from shared import bus_parts
+from shared.addresses import shown
 from shared.bus import Handler
 from shared.bus_answer import answer, forget
 from shared.errors import BusDown, DeadlineExceeded, InvalidInput, NoResponders, ProtocolError
@@ -62,6 +63,7 @@ class NatsBus:
 
     def __init__(self, url: str, mesh: str, *, name: str, credentials: str = "") -> None:
         self._urls = [part.strip() for part in url.split(",")]
+        self._shown = shown(url)
         self._prefix = f"mc.{_checked(mesh, 'mesh')}.i."
         self._name = name
         self._credentials = credentials
@@ -90,7 +92,7 @@ class NatsBus:
             except BaseException as e:
                 await bus.close()
                 if isinstance(e, TimeoutError):
-                    raise BusDown(f"no NATS at {bus._shown()} within {timeout:g} s") from e
+                    raise BusDown(f"no NATS at {bus._shown} within {timeout:g} s") from e
                 raise
         return bus
 
@@ -158,7 +160,7 @@ class NatsBus:
     def _live(self) -> _Link:
         link = self._link
         if link is None or not link.client.is_connected:
-            raise BusDown(f"not connected to NATS at {self._shown()}", retry_after_ms=1000)
+            raise BusDown(f"not connected to NATS at {self._shown}", retry_after_ms=1000)
         if link.client.pending_data_size > BACKLOG:
             raise BusDown("NATS takes no more bytes", retry_after_ms=1000)
         return link
@@ -295,7 +297,7 @@ class NatsBus:
                 await self._subscribe(link)
                 return link
         except (nats.errors.Error, OSError, TimeoutError) as e:
-            log.debug("no NATS at %s: %r", self._shown(), e)
+            log.debug("no NATS at %s: %r", self._shown, e)
             await _discard(client)
             return None
         except asyncio.CancelledError:
@@ -336,10 +338,6 @@ class NatsBus:
                 callback(connected)
             except Exception:
                 log.exception("a bus callback failed")
-
-    def _shown(self) -> str:
-        """The addresses without credentials, for messages."""
-        return ", ".join(url.rsplit("@", 1)[-1] for url in self._urls)
 
 
 def _checked(name: str, field: str) -> str:
