@@ -82,7 +82,7 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``prompt_tokens``: length of the original prompt (usage and output index 0 count from there).
     ``root``: parent of the first block key (namespace with tenant salt). ``keys``: chain of all full blocks
     of ``tokens``. ``age_ms``: time since the *request* arrived (age is the request's, not the attempt's).
-    ``deadline_ms``: time left until its TTFT objective; the instance orders by it.
+    ``deadline_ms``: time left until its TTFT objective. ``priority``: higher is more urgent. Both are hints.
     ``lists``: number of the last live list that the gateway sent to this instance; only later ones count.
     """
 
