@@ -68,6 +68,7 @@ bench: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/mooncake config-docs --output docs/configuration.md
+	$(BIN)/python docs/modules.py
 
 clean:
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist

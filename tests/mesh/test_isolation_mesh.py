@@ -19,7 +19,7 @@ B = 32
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
     path = tmp_path / "keys.yaml"
-    path.write_text("tenants:\n  a: {keys: [sk-a1, sk-a2]}\n  b: {keys: [sk-b]}\n")
+    path.write_text("tenants:\n  a: {keys: [sk-tenant-a1, sk-tenant-a2]}\n  b: {keys: [sk-tenant-b]}\n")
     path.chmod(0o600)
     return path
 
@@ -32,8 +32,8 @@ async def test_d1_tenants_never_share_blocks(
         prompt = tokens(4 * B + 1)
         expected = alone(prompt)
         assert (await mesh.ask(prompt)).status == 401
-        assert (await mesh.ask(prompt, key="sk-c")).status == 401
-        for key, cached in (("sk-a1", 0), ("sk-b", 0), ("sk-a2", 4 * B), ("sk-b", 4 * B)):
+        assert (await mesh.ask(prompt, key="sk-tenant-c")).status == 401
+        for key, cached in (("sk-tenant-a1", 0), ("sk-tenant-b", 0), ("sk-tenant-a2", 4 * B), ("sk-tenant-b", 4 * B)):
             answer = await mesh.ask(prompt, key=key)
             assert (answer.text, answer.cached) == (expected, cached), key
             await asyncio.sleep(0.2)
