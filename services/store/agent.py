@@ -108,6 +108,7 @@ class Agent:
         await self.slabs.close()
         await self.engine.close()
         self._threads.shutdown(wait=True)
+        self._show()  # that nothing is held any more
 
     @property
     def peer(self) -> Peer:

@@ -52,6 +52,7 @@ class LocalService:
         self.connections: set[Connection] = set()
         self.orphans: set[Connection] = set()
         self._ending: set[asyncio.Task[None]] = set()
+        self._closing = False
         self._handlers: dict[type, Handler] = {
             wire.LeaseLocal: self._lease,
             wire.Contains: lambda c, r: c.slab.pool.contains(keys_of(r.keys)),
@@ -170,7 +171,7 @@ class LocalService:
         for task in tuple(connection.tasks.values()):
             task.cancel()
         self.connections.discard(connection)
-        if connection.said_bye or dead(connection.pidfd):
+        if self._closing or connection.said_bye or dead(connection.pidfd):
             self._end(connection)
             return
         self.orphans.add(connection)
@@ -204,8 +205,10 @@ class LocalService:
             connection.pidfd = -1
 
     async def close(self) -> None:
+        self._closing = True
         for connection in tuple(self.connections):
             connection.close()
+        await asyncio.sleep(0)  # they are told that they are lost in the loop's next round
         loop = asyncio.get_running_loop()
         for connection in tuple(self.orphans):
             loop.remove_reader(connection.pidfd)
