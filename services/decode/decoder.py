@@ -82,13 +82,18 @@ class Decoder:
             self.batch.join()
             await self._grow()
             await self._step()
+        except MooncakeError as e:  # the store agent is gone
+            self._fail_all(e)
         except Exception as e:
             self._service.log.error("decode step failed", exc_info=e)
-            for sequence in list(self.batch.running):
-                self._fail(sequence, InternalError(f"{type(e).__name__}: {e}"))
+            self._fail_all(InternalError(f"{type(e).__name__}: {e}"))
         finally:
             self._boundary.set_result(None)
             self._boundary = None
+
+    def _fail_all(self, error: MooncakeError) -> None:
+        for sequence in list(self.batch.running):
+            self._fail(sequence, error)
 
     # -- growth ------------------------------------------------------------------------------------------------
 

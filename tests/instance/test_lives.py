@@ -9,7 +9,7 @@ import pytest
 
 from services.decode.settings import DecodeSettings
 from services.prefill.settings import PrefillSettings
-from shared.errors import Draining
+from shared.errors import AgentGone, Draining
 from shared.instance.attempts import Phase
 from shared.messages import LiveList, Ref, Sampling, Since, SinceReply, Source
 
@@ -81,6 +81,25 @@ def test_agent_dies_under_prefill_and_decode(kit: Any) -> None:
             assert answer.tokens == mesh.expect(tokens, sampling)
             assert answer.errors == ["agent_gone"]
             mesh.nodes.pop(2)
+            await mesh.quiet(6.0)
+
+    kit.run(main())
+
+
+def test_an_agent_that_dies_as_a_sequence_grows_is_named(kit: Any) -> None:
+    """The gateway hears why, and no bug of ours is logged."""
+
+    async def main() -> None:
+        async with kit.mesh(prefills=2, decodes=2, step_s=0.05) as mesh:
+
+            async def gone(*_: object) -> None:
+                raise AgentGone("the agent is gone")
+
+            mesh.decodes[0].store.allocate = gone
+            tokens, sampling = kit.tokens(60), kit.greedy(30)
+            answer = await mesh.gateway.run(tokens, sampling, pairs=[(0, 0), (1, 1)])
+            assert answer.tokens == mesh.expect(tokens, sampling)
+            assert answer.errors == ["agent_gone"]
             await mesh.quiet(6.0)
 
     kit.run(main())
