@@ -87,6 +87,17 @@ def _console_renderer() -> structlog.dev.ConsoleRenderer:
     return structlog.dev.ConsoleRenderer(colors=_colours(), pad_event_to=0, pad_level=False, exception_formatter=plain)
 
 
+structlog.configure(  # until `setup`, and in programs that never call it: as harmless, and never on stdout
+    processors=[
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False),
+        _console_renderer(),
+    ],
+    logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+)
+
+
 def _trace_ids(_logger: object, _method: str, event: Event) -> Event:
     """Adds the ids of the current span, so that a log line finds its trace."""
     context = trace.get_current_span().get_span_context()

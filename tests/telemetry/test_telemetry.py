@@ -88,6 +88,19 @@ def test_an_exception_is_logged_without_the_values_of_variables(
     assert "ValueError: bad 7" in text and "hunter2" not in text
 
 
+def test_before_setup_lines_go_to_stderr_without_the_values_of_variables() -> None:
+    code = (
+        "from shared.telemetry import log\n"
+        "def f(password):\n    raise ValueError('broken')\n"
+        "try:\n    f('hunter' + '2')\n"
+        "except ValueError:\n    log('x').exception('failed', blocks=3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == ""
+    assert "failed" in done.stderr and "blocks=3" in done.stderr and "ValueError: broken" in done.stderr
+    assert "hunter2" not in done.stderr
+
+
 @pytest.mark.usefixtures("restored_logging")
 def test_a_line_inside_a_span_names_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
     from opentelemetry import trace
