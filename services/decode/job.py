@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 READY_WAIT_S = 0.5
 """How long a start is kept waiting for the landing to be complete before it is told to ask again."""
+GRANT_WAIT_S = 1.0
+"""How long a landing request is kept waiting: as long as prefill listens before it asks again."""
 LANDED_WAIT_S = 1.0
 
 
@@ -42,11 +44,13 @@ class DecodeJob(Job):
 
     # -- what messages do ----------------------------------------------------------------------------------------
 
-    async def land(self, writer: Ref) -> tuple[Landing, frozenset[int]]:
-        """Answer a landing request: the landing, and the blocks that p need not write. Raises why there is none."""
+    async def land(self, writer: Ref) -> tuple[Landing, frozenset[int]] | None:
+        """Answer a landing request: the landing, and the blocks that p need not write. None: not yet, p will ask again.
+        Raises why there is none."""
         if not self.asked.done():
             self.asked.set_result(writer)
-        return await asyncio.shield(self.granted)
+        await asyncio.wait([self.granted], timeout=GRANT_WAIT_S)
+        return self.granted.result() if self.granted.done() else None
 
     async def start(self, output: Output, usage: Usage | None) -> bool:
         """The first token came; True once everything has landed."""

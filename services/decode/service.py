@@ -87,11 +87,14 @@ class Decode(Instance[DecodeJob]):
 
     # -- prefill -----------------------------------------------------------------------------------------------------
 
-    async def _land(self, message: LandingRequest) -> LandingGrant:
+    async def _land(self, message: LandingRequest) -> LandingGrant | None:
         key = key_of(message)
         self._admit(key, message.admission, message.sender)  # rule: landing_admits
         job = self._job(key, message.sender)
-        landing, have = await job.land(message.agent)
+        granted = await job.land(message.agent)
+        if granted is None:
+            return None
+        landing, have = granted
         bits = sum(1 << block for block in have)
         return LandingGrant(
             sender=self.ref,

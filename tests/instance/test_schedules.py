@@ -9,6 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shared.engines.base import Kind
+
 RULES = settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
@@ -103,5 +105,25 @@ def test_end_with_the_first_token_in_any_order(kit: Any, first: str) -> None:
             assert type(await p.say("admit", stream, kit.tokens(20))).__name__ == "Accepted"
             assert not mesh.held()
             assert decode.outputs.since((stream.request, 1), 0)[1][0].finish == "stop"
+
+    kit.run(main())
+
+
+def test_landing_requests_do_not_pile_up_while_there_is_no_room(kit: Any) -> None:
+    """Prefill asks once a second; what it has stopped listening for must not keep a handler, or lists would wait."""
+
+    async def main() -> None:
+        async with kit.mesh(prefills=0) as mesh:
+            decode, node, p = mesh.decodes[0], mesh.nodes[0], kit.peer("p", mesh)
+            stream = p.stream(decode.ref)
+            full = [node.hold(slot, Kind.NEW) for slot in node.take(mesh.slots)]
+            asks = [asyncio.ensure_future(p.say("landing", stream, kit.tokens(20))) for _ in range(10)]
+            await asyncio.sleep(1.5)
+            assert not decode.bus._tasks and not any(ask.done() for ask in asks)
+            for held in full:
+                node.let_go(held)
+            answer = await p.say("landing", stream, kit.tokens(20))
+            assert type(answer).__name__ == "LandingGrant"
+            await asyncio.gather(*asks, return_exceptions=True)
 
     kit.run(main())
