@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from cli.child import Spec
 from cli.config_docs import settings_type
 from cli.plan import CONDUCTOR, ENGINES, GRACE, SERVERS, STORES, Plan, Wiring
-from cli.settings import UpSettings
+from cli.settings import Policy, UpSettings
+from services.conductor.dispatch.settings import PolicyName
+from services.conductor.scheduling import POLICIES
 from shared.config import load
 
 WIRING = Wiring(
@@ -150,3 +152,7 @@ def test_metrics_ports_count_up_from_the_first(first: int, ports: list[int]) -> 
 
 def test_a_working_folder_with_packages_of_the_same_name_is_not_looked_at() -> None:
     assert all("-P" in spec.argv for spec in everything(plan()) if "-m" in spec.argv)
+
+
+def test_up_offers_every_policy_of_the_conductor() -> None:
+    assert set(get_args(Policy)) == set(get_args(PolicyName)) == set(POLICIES)
