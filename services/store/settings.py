@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -9,6 +10,14 @@ from msgspec import Meta
 from shared.config import SECRET, CommonSettings
 
 Verify = Literal["always", "sample", "off"]
+
+
+def is_loopback(host: str) -> bool:
+    """Only processes of this machine (or container) reach a socket there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class StoreSettings(CommonSettings, frozen=True, kw_only=True):
@@ -74,6 +83,8 @@ class StoreSettings(CommonSettings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.high_watermark < self.low_watermark:
             raise ValueError("high_watermark must not be below low_watermark")
+        if not self.secret and not is_loopback(self.host):
+            raise ValueError(f"secret must be set: whoever reaches {self.host} could read and write KV blocks")
 
     def verify_over(self, transport: str) -> Verify:
         """How blocks that came over ``transport`` are checked."""
