@@ -45,14 +45,14 @@ def requests(seed: int = 64) -> list[dict[str, Any]]:
 
 
 def single_process(path: str, asked: list[dict[str, Any]]) -> list[str]:
-    """The same requests, one after the other, in this process."""
-    from tokenizers import Tokenizer
-
+    """The same requests, one after the other, in this process. Ids become text as in the gateway,
+    which drops the bytes of a character that was cut off."""
+    from services.conductor.gateway.tokenizer import Tokenizer
     from shared.engines.local import LocalRunner
     from shared.engines.transformers import TransformersEngine
 
     engine = TransformersEngine(path, threads=1)
-    runner, tokenizer = LocalRunner(engine, slots=256), Tokenizer.from_file(str(Path(path) / "tokenizer.json"))
+    runner, tokenizer = LocalRunner(engine, slots=256), Tokenizer.load(Path(path))
     texts = []
     for one in asked:
         sampling = Sampling(
@@ -61,8 +61,10 @@ def single_process(path: str, asked: list[dict[str, Any]]) -> list[str]:
             temperature=one["temperature"],
             stop_ids=sorted(engine.eos_ids),
         )
-        outputs = runner.generate(np.array(one["prompt"], dtype=np.uint32), sampling)
-        texts.append(tokenizer.decode([o.token for o in outputs], skip_special_tokens=True))
+        prompt = np.array(one["prompt"], dtype=np.uint32)
+        detokenizer = tokenizer.detokenizer(prompt)
+        text = "".join(detokenizer.feed(output.token) for output in runner.generate(prompt, sampling))
+        texts.append(text + detokenizer.flush())
     return texts
 
 
@@ -95,7 +97,19 @@ def spread(cluster: dict[str, Any]) -> dict[str, float]:
 
 def main(model: str, path: str, out: Path) -> None:
     asked, status = requests(), dict[str, Any]()
-    with mesh("--prefill", "2", "--decode", "2", "--slo-ttft-ms", "600000", "--slo-tbt-ms", "60000") as running:
+    flags = (
+        "--prefill",
+        "2",
+        "--decode",
+        "2",
+        "--pool-bytes",
+        "2GiB",
+        "--slo-ttft-ms",
+        "600000",
+        "--slo-tbt-ms",
+        "60000",
+    )
+    with mesh(*flags) as running:
         start = time.perf_counter()
         answers = asyncio.run(ask_all(running, model, asked, status))
         seconds = time.perf_counter() - start
