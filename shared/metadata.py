@@ -13,11 +13,12 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from shared.errors import Unavailable
+from shared.errors import ProtocolError, Unavailable
 from shared.records import AgentRecord, ConductorRecord, InstanceRecord
 from shared.redis_client import Argument, RedisLink
 from shared.redis_scripts import load
 from shared.registration import TTL, Keys, Record, Registration, unpack
+from shared.telemetry import log
 
 R = TypeVar("R", InstanceRecord, AgentRecord, ConductorRecord)
 
@@ -146,7 +147,9 @@ class Metadata:
             try:
                 last = await self.snapshot()
                 yield last
-            except Unavailable:
+            except Exception as e:
+                if not isinstance(e, Unavailable):
+                    log("metadata").exception("the answer of Redis was not understood")
                 yield replace(last, fresh=False, stale=loop.time() - (last.taken or started))
             await asyncio.sleep(max(0.0, interval - (loop.time() - before)))
 
@@ -191,8 +194,8 @@ def _decoded(kind: type[R], found: list[bytes], now: float) -> tuple[list[R], di
     records: list[R] = []
     ages: dict[str, float] = {}
     for value, until in zip(found[::2], found[1::2], strict=True):
-        packed, age = unpack(value, until, now)
-        with contextlib.suppress(msgspec.DecodeError):
+        with contextlib.suppress(msgspec.DecodeError, ProtocolError):
+            packed, age = unpack(value, until, now)
             record = msgspec.msgpack.decode(packed, type=kind)
             records.append(record)
             ages[record.ref.id] = age

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from shared.blocks import Namespace
-from shared.errors import NamespaceMismatch, Refused, StaleIncarnation
+from shared.errors import NamespaceMismatch, ProtocolError, Refused, StaleIncarnation
 from shared.index import code
 from shared.records import AgentRecord, ConductorRecord, InstanceRecord
 from shared.redis_client import Argument
@@ -77,8 +77,13 @@ class Registration:
 
 
 def unpack(value: bytes, until: bytes, now: float) -> tuple[bytes, float]:
-    """(record, seconds since its last heartbeat) out of a value of list.lua; ``now`` in ms as Redis says."""
-    _, _, ttl, model = _HEAD.unpack_from(value)
+    """(record, seconds since its last heartbeat) out of a value of list.lua; ``now`` in ms as Redis says.
+
+    Raises ProtocolError for what no service has written."""
+    try:
+        _, _, ttl, model = _HEAD.unpack_from(value)
+    except struct.error:
+        raise ProtocolError(f"not a record: {len(value)} bytes") from None
     return value[_HEAD.size + model :], max(0.0, now - (float(until) - ttl)) / 1000
 
 

@@ -5,13 +5,14 @@
 local entry = ARGV[1]
 local version, op, tier, flags, n, _, code, seq, count, xor = struct.unpack('<BBBBHHc8I8I8c16', entry)
 if version ~= 1 then return redis.error_reply('ERR unknown index entry version') end
-local HEAD, KEY, PLACE = 56, 16, 9
+local HEAD, KEY, PLACE, STATE = 56, 16, 9, 32
 local ADD, DELETE, BEGIN, END, FORCE = 1, 2, 3, 4, 2
 
 -- a hash that vanished (memory was evicted) takes all that is known of it along, so that every agent publishes anew
 if redis.call('EXISTS', KEYS[1]) == 0 then
   for _, known in ipairs(redis.call('HVALS', KEYS[3])) do
-    local _, there = struct.unpack('<I8I8', known)
+    local _, there = 0, 0
+    if #known >= STATE then _, there = struct.unpack('<I8I8', known) end
     if there > 0 then
       redis.call('DEL', KEYS[3])
       break
@@ -21,6 +22,7 @@ end
 
 local held_seq, held_count, held_xor = 0, 0, string.rep('\0', KEY)
 local held = redis.call('HGET', KEYS[3], code)
+if held and #held < STATE then held = false end -- not ours: as if nothing were known
 if held then held_seq, held_count, held_xor = struct.unpack('<I8I8c16', held) end
 local successor = seq == held_seq + 1
 if op == BEGIN then successor = seq > held_seq end

@@ -7,6 +7,7 @@ for i = 4, #ARGV, 2 do
   local code = ARGV[i]
   local held = redis.call('HGET', KEYS[3], code)
   local seq, count, xor = 0, 0, string.rep('\0', 16)
+  if held and #held < 32 then held = false end
   if held then seq, count, xor = struct.unpack('<I8I8c16', held) end
   dead[code] = {seq = seq, count = count, words = {struct.unpack('>I4I4I4I4', xor)}, swept = ARGV[i + 1], known = held}
 end

@@ -3,14 +3,16 @@
 -- ARGV: mode (claim | renew), id, incarnation (8 bytes), born (ms, 0 at the first claim), ttl (ms), record, model, namespace
 -- Head: incarnation c8, born d, ttl d, model Hc0. Of two incarnations of one id the one claimed later stands, so that a
 -- process that was replaced while it was stopped does not come back.
+-- What is no record of ours is passed over.
 -- Returns {'ok', born}, {'replaced'} or {'namespace', the one that the living instances of the model agreed on}.
 local mode, id, incarnation, model, namespace = ARGV[1], ARGV[2], ARGV[3], ARGV[7], ARGV[8]
 local born, ttl = tonumber(ARGV[4]), tonumber(ARGV[5])
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local HEAD = 26
 
 local old = redis.call('HGET', KEYS[1], id)
-if old then
+if old and #old >= HEAD then
   local theirs, since = struct.unpack('>c8d', old)
   if theirs ~= incarnation then
     if mode == 'claim' then
@@ -26,8 +28,8 @@ local function others_live()
   for _, other in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '(' .. now, '+inf')) do
     local value = other ~= id and redis.call('HGET', KEYS[1], other)
     if value then
-      local _, _, _, theirs = struct.unpack('>c8ddHc0', value)
-      if theirs == model then return true end
+      local whole, _, _, _, theirs = pcall(struct.unpack, '>c8ddHc0', value)
+      if whole and theirs == model then return true end
     end
   end
   return false

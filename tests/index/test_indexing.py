@@ -129,6 +129,23 @@ async def test_flushed_and_restarted_redis_is_filled_again(link: RedisLink) -> N
             await other.close()
 
 
+async def test_garbage_in_its_keys_heals(redis_server: RedisServer, link: RedisLink) -> None:
+    """What tells the state of a shard is overwritten with junk, and junk stands beside it: mirrors go on."""
+    blocks, names = keys(400), Layout("m", 16)
+    async with IndexPublisher(redis_server.url, "m", A) as a, IndexMirror(redis_server.url, "m") as mirror:
+        mirror.living({A})
+        a.committed(b"", blocks)
+        await until(lambda: mirror.match(b"".join(blocks)) == {A: 400} and mirror.synced)
+        for hashes in (names.taken, names.told):
+            for name in hashes:
+                await link.client.hset(name, mapping={b"garbage": b"\xff\x00zzz", b"": b"", A: b"short"})
+        for name in names.stream:
+            await link.client.xadd(name, {b"junk": b"junk"})
+        await until(lambda: a.republished > 0 and a.synced)
+        a.committed(blocks[-1], more := keys(50, 4))
+        await until(lambda: mirror.match(b"".join(blocks + more)) == {A: 450} and mirror.synced)
+
+
 async def test_a_full_queue_while_redis_is_gone_is_dropped_and_published_anew() -> None:
     with RedisServer() as server:
         async with IndexPublisher(server.url, "m", A) as a:

@@ -15,7 +15,7 @@ from shared.embedded import RedisServer
 from shared.errors import ConfigError, NamespaceMismatch, Refused, StaleIncarnation, Unavailable
 from shared.heartbeat import Heartbeat
 from shared.messages import Load, Ref
-from shared.metadata import Metadata, Reservation, Reserved
+from shared.metadata import Metadata, Reservation, Reserved, Snapshot
 from shared.records import AgentRecord, ConductorRecord, InstanceRecord
 from shared.redis_scripts import load
 from shared.registration import Registration
@@ -126,6 +126,63 @@ async def test_unreadable_records_are_left_out(metadata: Metadata) -> None:
     value = await metadata.link.client.hget("mc:{m}:instance", "broken")
     await metadata.link.client.hset("mc:{m}:instance", "broken", value[:-20])
     assert [record.ref.id for record in await metadata.instances()] == ["i"]
+
+
+async def test_garbage_in_its_keys_hides_nobody(metadata: Metadata) -> None:
+    """Short, long and empty values, ids that are no text: what is readable is still seen, at every look."""
+    await metadata.register(instance("i"))
+    client = metadata.link.client
+    for kind in ("instance", "agent", "conductor"):
+        for n, value in enumerate([b"", b"\xff\x00zzz", b"\xc1" * 26, bytes(200)]):
+            await client.hset(f"mc:{{m}}:{kind}", f"junk{n}".encode() + b"\xff", value)
+            await client.zadd(f"mc:{{m}}:{kind}:until", {f"junk{n}".encode() + b"\xff": 1e18})
+    seen = 0
+    async for snapshot in metadata.watch(0.01):
+        assert snapshot.fresh and [record.ref.id for record in snapshot.instances] == ["i"]
+        seen += 1
+        if seen == 1:
+            await metadata.register(instance("j"))
+            await metadata.deregister(instance("i"))
+            break
+    async for snapshot in metadata.watch(0.01):
+        assert [record.ref.id for record in snapshot.instances] == ["j"]
+        break
+
+
+async def test_garbage_in_its_keys_bars_nobody(metadata: Metadata) -> None:
+    """Junk under one's own id is overwritten; junk beside it does not count as another instance."""
+    client = metadata.link.client
+    for n, value in enumerate([b"", b"zzz", b"\xff" * 26, b"\xff" * 200]):
+        await client.hset("mc:{m}:instance", f"junk{n}", value)
+        await client.zadd("mc:{m}:instance:until", {f"junk{n}": 1e18})
+    await client.hset("mc:{m}:instance", "i", b"short")
+    await client.hset("mc:{m}:namespaces", "tiny", b"junk")
+    await metadata.register(instance("i"))
+    assert [record.ref.id for record in await metadata.instances()] == ["i"]
+
+
+async def test_a_watch_outlives_an_answer_that_nobody_foresaw(
+    metadata: Metadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch is all that a conductor learns of the mesh by: it must not end."""
+    await metadata.register(instance("i"))
+    real, calls = metadata.snapshot, 0
+
+    async def snapshot() -> Snapshot:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise ValueError("what is this?")
+        return await real()
+
+    monkeypatch.setattr(metadata, "snapshot", snapshot)
+    fresh: list[bool] = []
+    async for one in metadata.watch(0.01):
+        assert [record.ref.id for record in one.instances] == ["i"]
+        fresh.append(one.fresh)
+        if len(fresh) == 3:
+            break
+    assert fresh == [True, False, True]
 
 
 async def test_reservations_sum_renew_release_and_expire(metadata: Metadata) -> None:

@@ -61,6 +61,8 @@ class Watch:
                     await self._exchange()
                 except Unavailable:
                     continue
+                except Exception:
+                    logger.exception("reservations were not shared")
 
     async def _exchange(self) -> None:
         entries = [
