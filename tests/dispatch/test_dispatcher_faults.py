@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shared.errors import AttemptFailed, BusDown, Draining
+from shared.errors import AttemptFailed, BusDown, Draining, Unavailable
 from shared.memory_bus import Faults
 from shared.messages import AnyMessage, Gone, LiveList, TokenBatch
 from tests.dispatch.fakes import FakeDecode, expected
@@ -205,6 +205,54 @@ def test_a_bus_that_stays_away_ends_the_stream(play: Play) -> None:
         world.network.start()
 
     play(scenario)
+
+
+@pytest.mark.parametrize("role", ["p", "d"])
+def test_nobody_left_before_the_first_token_is_unavailable_not_broken(play: Play, role: str) -> None:
+    """503 with a time: the client may come again. Nothing was sent that would be lost."""
+
+    async def scenario(world: World) -> None:
+        world.prefill_seconds = 5.0
+        asking = asyncio.ensure_future(world.collect(world.generation()))
+        await asyncio.sleep(0.5)
+        world.fakes[f"{role}0"].kill()
+        world.fakes[f"{role}0"].held.clear()
+        with pytest.raises(Unavailable) as e:
+            await asking
+        assert e.value.retry_after_ms
+
+    play(scenario, prefills=1, decodes=1)
+
+
+def test_a_bus_that_stays_away_before_the_first_token_is_unavailable(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        world.prefill_seconds = 5.0
+        asking = asyncio.ensure_future(world.collect(world.generation()))
+        await asyncio.sleep(0.5)
+        world.network.stop()
+        with pytest.raises(BusDown) as e:
+            await asking
+        assert e.value.retry_after_ms
+        world.network.start()
+
+    play(scenario, prefills=1, decodes=1)
+
+
+def test_a_stream_waits_for_the_only_decode_to_start_anew(play: Play) -> None:
+    """Loading a model takes longer than a new request is kept waiting."""
+
+    async def scenario(world: World) -> None:
+        g, got = world.generation(), []
+        async for token in world.dispatcher.generate(g):
+            got.append(token.output.token)
+            if len(got) == 4:
+                world.fakes["d0"].kill()
+                asyncio.get_running_loop().call_later(
+                    40, lambda: asyncio.ensure_future(world.add(FakeDecode, "d0", incarnation=2))
+                )
+        assert got == expected(g)
+
+    play(scenario, prefills=1, decodes=1)
 
 
 def test_draining_hands_over_and_does_not_count(play: Play) -> None:

@@ -15,7 +15,7 @@ from services.conductor.dispatch.placing import Placement
 from services.conductor.dispatch.stream import TokenStream
 from services.conductor.generation import Generation, Token
 from services.conductor.scheduling import Objectives, Rejection
-from shared.errors import AttemptFailed, Contended, DoesNotFit, MooncakeError, NoRoom, PoolFull, Unavailable
+from shared.errors import AttemptFailed, BusDown, Contended, DoesNotFit, MooncakeError, NoRoom, PoolFull, Unavailable
 from shared.messages import Ref, Usage
 from shared.telemetry import log, tracer
 
@@ -87,13 +87,17 @@ class Run:
         now = self._loop.time()
         if self._bus_lost is not None:
             if now >= self._bus_lost + self._mesh.settings.bus_patience_s:
-                raise AttemptFailed("the bus did not come back in time")
+                raise self._bus_stayed_away()
             return
         self._place_if_due()
         if self.effort and now >= self._stall_at():
             self._left(self.attempts.stalled(self.effort.attempt.number))
         elif self.effort:
             self._ask_since(self.effort, now)
+
+    def _bus_stayed_away(self) -> MooncakeError:
+        why = "the bus did not come back in time"
+        return AttemptFailed(why) if self.stream.started else BusDown(why, retry_after_ms=1000)
 
     def _stall_at(self) -> float:
         """No token until then means that something is lost which nobody noticed."""
@@ -226,9 +230,11 @@ class Run:
             self._mesh.counts.rejected += 1
             raise rejected(rejection)
         if self._place_until is None:
-            self._place_until = now + self._mesh.settings.placement_patience_s
+            settings = self._mesh.settings
+            patience = settings.stream_patience_s if self.stream.started else settings.placement_patience_s
+            self._place_until = now + patience
         if self._out_of_patience():
-            raise self._failed()
+            raise self._failed(rejected(rejection))
         self.attempts.forgive()
         self._place_at = now + self._backoff
         self._backoff = min(2 * self._backoff, LONGEST_BACKOFF)
@@ -279,12 +285,15 @@ class Run:
         self._place_at = self._loop.time()
         self._place_if_due()
 
-    def _failed(self) -> MooncakeError:
-        """What a request that cannot go on fails with."""
+    def _failed(self, obstacle: MooncakeError | None = None) -> MooncakeError:
+        """What a request that cannot go on fails with. ``obstacle``: why no instance was to be had at last; before the
+        first token that is the answer, since the client may come again."""
         if not self.stream.started and isinstance(self._failure, DoesNotFit):
             return self._failure
         if not self.stream.started and isinstance(self._failure, NoRoom | PoolFull):
             return Contended("no_room: every instance refused", field="no_room", retry_after_ms=1000)
+        if not self.stream.started and obstacle is not None:
+            return obstacle
         why = f": {self._failure.message}" if self._failure else ""
         return AttemptFailed(f"gave up after {self.attempts.number} attempts{why}")
 

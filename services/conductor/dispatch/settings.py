@@ -38,6 +38,9 @@ class DispatchSettings(CommonSettings, frozen=True, kw_only=True):
     placement_patience_s: Annotated[
         Seconds, Meta(description="How long a request that was accepted before waits for another instance.")
     ] = 20.0
+    stream_patience_s: Annotated[
+        Seconds, Meta(description="How long a stream that has begun waits for another instance.")
+    ] = 60.0
     bus_patience_s: Annotated[Seconds, Meta(description="How long running streams wait for the bus to come back.")] = (
         60.0
     )
