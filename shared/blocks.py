@@ -28,7 +28,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True):
     ``model``, ``weights`` and ``tokenizer`` are hex fingerprints. ``layout`` names the byte order inside a
     block; ``plain`` is ``[layer][token][k|v][kv_head][head_dim]``. ``lora`` is the fingerprint of the
     adapter's content, ``salt`` the tenant's; both are set per request and are empty in a deployment's own
-    namespace.
+    namespace. ``block_bytes``: size of a block where the layout is opaque, else 0.
     """
 
     model: str
@@ -43,6 +43,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True):
     layout: str = "plain"
     lora: str = ""
     salt: str = ""
+    block_bytes: int = 0
     schema: int = SCHEMA
 
     def root(self) -> bytes:
@@ -67,18 +68,20 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def geometry(self) -> Geometry:
-        return Geometry(self.layers, self.block_size, self.kv_heads, self.head_dim, self.dtype)
+        return Geometry(self.layers, self.block_size, self.kv_heads, self.head_dim, self.dtype, self.block_bytes)
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Bytes of a block ``[layer][token][k|v][kv_head][head_dim]``: layers and tokens are contiguous ranges."""
+    """Bytes of a block ``[layer][token][k|v][kv_head][head_dim]``: layers and tokens are contiguous ranges. Of an
+    opaque layout (``block_bytes`` > 0) only the whole block has a size."""
 
     layers: int
     block_size: int
     kv_heads: int
     head_dim: int
     dtype: str
+    block_bytes: int = 0
 
     @property
     def token_bytes(self) -> int:
@@ -91,7 +94,7 @@ class Geometry:
 
     @property
     def slot_bytes(self) -> int:
-        return self.layers * self.layer_bytes
+        return self.block_bytes or self.layers * self.layer_bytes
 
     def blocks(self, tokens: int) -> int:
         """Blocks that hold ``tokens`` tokens, the last perhaps partly."""

@@ -167,6 +167,7 @@ class LandingGrant(AttemptMessage, frozen=True, kw_only=True, tag="landing_grant
     token: int
     slots: list[int]
     have: bytes
+    segment: str = ""  # of the target's registered memory; "": its pool (one-sided writers may be given another)
 
 
 class Start(AttemptMessage, frozen=True, kw_only=True, tag="start"):

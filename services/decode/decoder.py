@@ -162,7 +162,7 @@ class Decoder:
             running.filled.set()
             self._end(running)
             return
-        output = sequence.accept(drawn.token, self._service.engine.context_length, drawn.logprob, drawn.top)
+        output = sequence.accept(drawn.token, self._service.context_length, drawn.logprob, drawn.top)
         self._tokens.inc()
         self._service.outputs.add(sequence.key, output)
         entries.setdefault(sequence.gateway, []).append((sequence.key, output, None))

@@ -103,7 +103,7 @@ class PrefillJob(Job):
         )
         self.service.first_token(usage)
         index = self.prompt.first
-        finish = self.prompt.finish(drawn.token, index, self.service.engine.context_length)
+        finish = self.prompt.finish(drawn.token, index, self.service.context_length)
         output = Output(index, drawn.token, finish, 0, drawn.logprob, list(drawn.top))
         self.service.outputs.add(self.key, output, usage)
         return output, usage
@@ -217,7 +217,7 @@ class PrefillJob(Job):
             raise ProtocolError("the answer is no landing for this prompt", field="decode")
         bits = int.from_bytes(grant.have, "little")
         have = frozenset(i for i in range(self.prompt.blocks) if bits >> i & 1)
-        self.streamer.grant(LandingTarget(grant.agent, grant.token, grant.slots), have)
+        self.streamer.grant(LandingTarget(grant.agent, grant.token, grant.slots, grant.segment), have)
 
     async def _start(self, output: Output, usage: Usage) -> None:
         """Rule: resend_start. Returns when decode has everything, or is over with the attempt."""

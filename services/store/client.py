@@ -249,7 +249,9 @@ class StoreClient:
         packed = [(r.slot, r.block, r.first_layer, r.last_layer, r.first_token, r.last_token) for r in runs]
         slots, trace = list(target.slots), _trace()
         answer: int = await self._session.ask(
-            lambda id: wire.Stream(id, target.agent, target.token, slots, packed, timeout, trace), int, timeout
+            lambda id: wire.Stream(id, target.agent, target.token, slots, packed, timeout, trace, target.segment),
+            int,
+            timeout,
         )
         return answer
 

@@ -200,6 +200,7 @@ class Stream(Request, frozen=True, tag="stream"):
     runs: list[tuple[int, int, int, int, int, int]]
     timeout: float
     trace: dict[str, str] = {}
+    segment: str = ""
 
 
 class Lengths(Request, frozen=True, tag="lengths"):

@@ -154,7 +154,7 @@ class LocalService:
         return []
 
     async def _stream(self, c: Connection, r: wire.Stream) -> int:
-        target = LandingTarget(r.agent, r.token, r.slots)
+        target = LandingTarget(r.agent, r.token, r.slots, r.segment)
         with tracer().start_as_current_span("store.stream", propagate.extract(r.trace)) as span:
             moved = await self._streamer.stream(c.slab, target, r.runs, bounded(r.timeout))
             span.set_attribute("mooncake.bytes", moved)

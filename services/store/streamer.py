@@ -88,7 +88,16 @@ class Streamer:
         if target.token in self._refused:  # rule: writer_refuses
             raise Fenced("the landing is fenced")
         requests = [
-            Request(Op.WRITE, slab.name, m.source, target.agent, slab.name, m.target, m.length, target.token)
+            Request(
+                Op.WRITE,
+                slab.name,
+                m.source,
+                target.agent,
+                target.segment or slab.name,
+                m.target,
+                m.length,
+                target.token,
+            )
             for m in moves
         ]
         began = time.monotonic()

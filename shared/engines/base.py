@@ -150,6 +150,7 @@ class LandingTarget:
     agent: Ref
     token: int
     slots: Sequence[int]
+    segment: str = ""
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class Host:
             namespace=namespace,
             proof=namespace.proof(),
             agent=service.store.agent,
-            context_length=engine.context_length,
+            context_length=service.context_length,
             prefill=models[0] if self.role == PREFILL else None,
             decode=models[1] if self.role == DECODE else None,
             metrics=metrics,
@@ -137,7 +137,9 @@ class Host:
             load = msgspec.structs.replace(
                 service.snapshot, progress=self._compute.progress, busy=self._compute.busy, draining=service.refuses
             )
-            return msgspec.structs.replace(base, agent=service.store.agent, load=load)
+            return msgspec.structs.replace(
+                base, agent=service.store.agent, context_length=service.context_length, load=load
+            )
 
         return record
 

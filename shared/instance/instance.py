@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from typing import Any, Generic, TypeVar
 
 from shared.bus import Bus
-from shared.engines.base import KVStore
+from shared.engines.base import Engine, KVStore
 from shared.errors import Draining, MooncakeError, StaleIncarnation, UnknownAttempt
 from shared.instance.attempts import AttemptTable, Key, Phase
 from shared.instance.courier import Courier
@@ -34,6 +34,8 @@ from shared.telemetry import counter, gauge, held, log
 
 TICK_S = 0.1
 SETTLE_S = 5.0
+SPARE = 20
+"""One slot of so many, and one more, is no single request's: the store keeps some for growth."""
 
 J = TypeVar("J", bound=Job)
 
@@ -47,6 +49,7 @@ class Instance(ABC, Generic[J]):
 
     role = ""
     store: KVStore
+    engine: Engine
 
     def __init__(self, ref: Ref, bus: Bus, *, silence: float = 3.0) -> None:
         self.ref = ref
@@ -72,6 +75,12 @@ class Instance(ABC, Generic[J]):
     def refuses(self) -> bool:
         """True while no new work is taken."""
         return self.draining or self.closed is not None
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and output together: the model's limit, or what the node's pool can hold of one request."""
+        pool = self.store.pool
+        return min(self.engine.context_length, max(pool.slots - pool.slots // SPARE - 1, 1) * pool.geometry.block_size)
 
     @abstractmethod
     def attach(self, store: KVStore) -> None:

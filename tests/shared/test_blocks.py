@@ -92,4 +92,6 @@ def test_geometry_of_the_default_model(dtype: str, size: int) -> None:
     geometry = msgspec.structs.replace(BASE, layers=30, kv_heads=3, head_dim=64, block_size=32, dtype=dtype).geometry
     assert geometry.token_bytes * geometry.layers == 2 * 3 * 64 * 30 * size  # 46,080 B a token in fp32
     assert geometry.slot_bytes == geometry.layers * geometry.layer_bytes == 32 * 2 * 3 * 64 * 30 * size
+    opaque = msgspec.structs.replace(BASE, layout="vllm-cpu", block_bytes=12345)
+    assert opaque.geometry.slot_bytes == 12345
     assert [geometry.blocks(n) for n in (0, 1, 31, 32, 33)] == [0, 1, 1, 1, 2]
