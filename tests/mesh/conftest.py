@@ -285,10 +285,8 @@ def _start(flags: Sequence[str], log: Path, patience: float = 55) -> Mesh:
         child = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=os.environ)
     mesh, deadline = Mesh(f"http://127.0.0.1:{port}", child, log), time.monotonic() + patience
     while time.monotonic() < deadline and child.poll() is None:
-        if b"ready" in log.read_bytes():
-            with contextlib.suppress(OSError):
-                if urllib.request.urlopen(mesh.url + "/ready", timeout=2).status == 200:
-                    return mesh
+        if b"Ready after" in log.read_bytes():  # every instance has joined
+            return mesh
         time.sleep(0.1)
     child.kill()
     raise AssertionError("mooncake up is not ready:\n" + log.read_text(errors="replace")[-4000:])
