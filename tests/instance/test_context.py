@@ -11,7 +11,7 @@ import pytest
 def test_an_output_ends_where_the_pool_does(kit: Any, slots: int) -> None:
     async def main() -> None:
         async with kit.mesh(slots=slots) as mesh:
-            service = mesh.decode_services[0]
+            service = mesh.decodes[0]
             limit = service.context_length
             assert limit < service.engine.context_length
             answer = await mesh.gateway.run(kit.tokens(20), kit.greedy(limit * 2), attempts=1)
