@@ -99,6 +99,9 @@ def _mismatch(agreed: bytes, record: Record) -> Refused:
         theirs = msgspec.msgpack.decode(agreed, type=_Agreement)
     except msgspec.DecodeError:
         return NamespaceMismatch(f"the mesh serves {record.model} under an unreadable namespace", field="schema")
-    field = theirs.namespace.difference(record.namespace.deployment()) or "proof"
-    mine, other = getattr(record.namespace, field, record.proof), getattr(theirs.namespace, field, theirs.proof)
+    field = theirs.namespace.difference(record.namespace.deployment())
+    if not field:  # the same words, but another way to make keys of them
+        mine, other = record.proof.hex(), theirs.proof.hex()
+        return NamespaceMismatch(f"{record.model}: proof is {mine} here and {other} in the mesh", field="proof")
+    mine, other = getattr(record.namespace, field), getattr(theirs.namespace, field)
     return NamespaceMismatch(f"{record.model}: {field} is {mine!r} here and {other!r} in the mesh", field=field)

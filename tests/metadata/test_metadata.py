@@ -18,7 +18,7 @@ from shared.messages import Load, Ref
 from shared.metadata import Metadata, Reservation, Reserved, Snapshot
 from shared.records import AgentRecord, ConductorRecord, InstanceRecord
 from shared.redis_scripts import load
-from shared.registration import Registration
+from shared.registration import Registration, _Agreement
 
 SPACE = Namespace(
     model="m0", weights="w0", tokenizer="t0", dtype="float32", layers=2, kv_heads=1, head_dim=8, block_size=32
@@ -118,6 +118,16 @@ async def test_wrong_proofs_are_refused(metadata: Metadata) -> None:
         await metadata.register(wrong)
     assert caught.value.field == "proof"
     assert await metadata.instances() == []
+
+
+async def test_another_way_to_make_keys_is_refused_with_both_proofs(metadata: Metadata) -> None:
+    """A version that hashes otherwise agrees on every field."""
+    theirs = _Agreement(SPACE.deployment(), b"\xab" * len(SPACE.proof()))
+    await metadata.register(instance("i"))
+    await metadata.link.client.hset("mc:{m}:namespaces", "tiny", msgspec.msgpack.encode(theirs))
+    with pytest.raises(NamespaceMismatch, match=f"{SPACE.proof().hex()} here and abab") as e:
+        await metadata.register(instance("j"))
+    assert e.value.field == "proof"
 
 
 async def test_unreadable_records_are_left_out(metadata: Metadata) -> None:
