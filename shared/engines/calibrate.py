@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -21,26 +21,31 @@ PREFILL = ((32, 0), (128, 0), (1056, 1024), (256, 0), (2080, 2048))
 DECODE = ((1, 64), (8, 64), (4, 1024), (1, 2048), (16, 64))
 
 
+Clock = Callable[[], float]
+
+
 def quick_calibrate(
-    engine: Engine, pool: PoolMap | None = None, budget_s: float = 2.0
+    engine: Engine, pool: PoolMap | None = None, budget_s: float = 2.0, clock: Clock = time.perf_counter
 ) -> tuple[PrefillModel, DecodeModel]:
     """Measure and fit both models. Blocking, on the compute thread, about ``budget_s`` seconds.
 
-    Runs over a private pool; afterwards the engine is bound to ``pool``, or to none.
+    Runs over a private pool; afterwards the engine is bound to ``pool``, or to none. An engine that computes on
+    this thread alone is timed with ``clock=time.thread_time``: neighbours that start at the same time then do not make
+    one of several equal instances look slower than the others.
     """
     with anonymous_pool(engine.namespace.geometry, SLOTS) as private:
         engine.bind(private)
         try:
-            _prefill_seconds(engine, *WARM_UP)
-            _decode_seconds(engine, 1, 64)
-            return _measure(engine, budget_s)
+            _prefill_seconds(engine, *WARM_UP, clock)
+            _decode_seconds(engine, 1, 64, clock)
+            return _measure(engine, budget_s, clock)
         finally:
             engine.unbind()
             if pool is not None:
                 engine.bind(pool)
 
 
-def _measure(engine: Engine, budget_s: float) -> tuple[PrefillModel, DecodeModel]:
+def _measure(engine: Engine, budget_s: float, clock: Clock) -> tuple[PrefillModel, DecodeModel]:
     prefills, decodes = list[PrefillSample](), list[DecodeSample]()
     until = time.perf_counter() + budget_s
     longest = engine.context_length - 1
@@ -49,27 +54,28 @@ def _measure(engine: Engine, budget_s: float) -> tuple[PrefillModel, DecodeModel
             break
         if n <= longest or not prefills:
             n, p = min(n, longest), min(p, longest - 1)
-            prefills.append(PrefillSample(n, p, _prefill_seconds(engine, n, p)))
+            prefills.append(PrefillSample(n, p, _prefill_seconds(engine, n, p, clock)))
         context = min(context, longest)
-        seconds = min(_decode_seconds(engine, batch, context) for _ in range(2))
+        seconds = min(_decode_seconds(engine, batch, context, clock) for _ in range(2))
         decodes.append(DecodeSample(batch, batch * context, seconds))
     return fit_prefill(prefills), fit_decode(decodes)
 
 
-def _prefill_seconds(engine: Engine, n: int, p: int) -> float:
+def _prefill_seconds(engine: Engine, n: int, p: int, clock: Clock) -> float:
     """As the last chunk of a prompt of ``n`` tokens, ``p`` of them there already."""
-    return _seconds(engine, [Work(_tokens(n - p), p, _slots(engine, n, 0), Draw(GREEDY, 0))])
+    return _seconds(engine, [Work(_tokens(n - p), p, _slots(engine, n, 0), Draw(GREEDY, 0))], clock)
 
 
-def _decode_seconds(engine: Engine, batch: int, context: int) -> float:
+def _decode_seconds(engine: Engine, batch: int, context: int, clock: Clock) -> float:
     rows = range(batch)
-    return _seconds(engine, [Work(_tokens(1), context - 1, _slots(engine, context, i), Draw(GREEDY, 1)) for i in rows])
+    works = [Work(_tokens(1), context - 1, _slots(engine, context, i), Draw(GREEDY, 1)) for i in rows]
+    return _seconds(engine, works, clock)
 
 
-def _seconds(engine: Engine, batch: Sequence[Work]) -> float:
-    started = time.perf_counter()
+def _seconds(engine: Engine, batch: Sequence[Work], clock: Clock) -> float:
+    started = clock()
     engine.step(batch)
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def _tokens(count: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:

@@ -28,10 +28,13 @@ def finish_reason(sampling: Sampling, token: int, index: int) -> str:
     return "length" if index + 1 >= sampling.max_tokens else ""
 
 
-def uniform(seed: int, choice: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits: the first output of a generator seeded by (seed, choice, position)."""
+def uniforms(seed: int, choice: int, position: int, count: int) -> npt.NDArray[np.float64]:
+    """``count`` numbers in (0, 1), one a token id: the raw bits of a generator seeded by (seed, choice, position),
+    which numpy keeps the same from version to version."""
     packed = struct.pack("<QQQ", seed % 2**64, choice, position)
-    return (int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 11) * 2.0**-53
+    generator = np.random.PCG64(int.from_bytes(hashlib.blake2b(packed, digest_size=16).digest(), "little"))
+    bits = np.asarray(generator.random_raw(count), dtype=np.uint64) >> np.uint64(11)
+    return (bits.astype(np.float64) + 0.5) * 2.0**-53
 
 
 def is_plain_greedy(draw: Draw) -> bool:
@@ -47,7 +50,8 @@ def draw(logits: Logits, what: Draw) -> Drawn:
     if sampling.temperature == 0:
         token = int(adjusted.argmax())
     else:
-        token = _pick(probabilities(adjusted, sampling), uniform(sampling.seed, what.choice, what.position))
+        chances = uniforms(sampling.seed, what.choice, what.position, len(adjusted))
+        token = _race(probabilities(adjusted, sampling), chances)
     if sampling.logprobs < 0:
         return Drawn(token)
     return _with_logprobs(row, token, sampling.logprobs)
@@ -100,11 +104,14 @@ def _nucleus(weights: npt.NDArray[np.float64], top_p: float) -> float:
         count = min(8 * count, len(weights))
 
 
-def _pick(weights: npt.NDArray[np.float64], at: float) -> int:
-    """The token whose interval of the cumulative weights, in order of ids, contains ``at`` of the total."""
-    edges = np.cumsum(weights)
-    token = int(np.searchsorted(edges, at * edges[-1], side="right"))
-    return token if token < len(weights) else int(weights.nonzero()[0][-1])
+def _race(weights: npt.NDArray[np.float64], chances: npt.NDArray[np.float64]) -> int:
+    """The token whose exponential clock of rate ``weight`` rings first: drawn in proportion to the weights.
+
+    Each token has a clock of its own, so a rounding error in one logit can change the draw only where two clocks ring
+    at almost the same time. The intervals of a cumulative sum all shift with every such error.
+    """
+    candidates = np.flatnonzero(weights)
+    return int(candidates[np.argmin(-np.log(chances[candidates]) / weights[candidates])])
 
 
 def _with_logprobs(logits: Logits, token: int, count: int) -> Drawn:

@@ -9,6 +9,7 @@ import os
 import secrets
 import signal
 import sys
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -111,7 +112,9 @@ class Host:
     def _load_engine(self) -> tuple[Engine, tuple[PrefillModel, DecodeModel]]:
         """On the compute thread, like every later step."""
         engine = load_engine(self.settings)
-        return engine, quick_calibrate(engine, None, self.settings.calibrate_s)
+        alone = self.settings.threads == 1 and self.settings.device == "cpu"
+        clock = time.thread_time if alone else time.perf_counter
+        return engine, quick_calibrate(engine, None, self.settings.calibrate_s, clock)
 
     def _record(
         self, service: Instance[Any], engine: Engine, models: tuple[PrefillModel, DecodeModel], metrics: str

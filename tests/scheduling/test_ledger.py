@@ -267,3 +267,17 @@ class Bookkeeping(RuleBasedStateMachine):
 
 TestBookkeeping = Bookkeeping.TestCase
 TestBookkeeping.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+
+
+def test_what_ended_has_room_again_before_the_next_report() -> None:
+    """An idle instance whose last report still counts a request that is over must not answer the next one with 429."""
+    ledger = fleet(1, 1)
+    ledger.report("d0", Load(total_blocks=64, room_blocks=60), 0.0)
+    _, booking = place(ledger, chain(*range(50)))
+    ledger.report("d0", Load(total_blocks=64, room_blocks=8, running=1), 1.0)
+    booking.settle_decode()
+    assert ledger.view(b"", {}, 1.0).decode.room[0] == 8
+    booking.end()
+    assert ledger.view(b"", {}, 1.0).decode.room[0] == 60
+    ledger.report("d0", Load(total_blocks=64, room_blocks=58), 2.0)
+    assert ledger.view(b"", {}, 2.0).decode.room[0] == 58  # the instance has the last word

@@ -26,7 +26,8 @@ class Reported:
 @dataclass
 class DecodeSeat:
     """``running``, ``kv_tokens``: of requests that are not ours. ``unsettled``: booking -> blocks that no report of
-    the instance covers yet. ``room``: blocks, as reported; ``most``: the most ever reported, that of an empty instance.
+    the instance covers yet; ``settled``: those that its reports count.
+    ``room``: blocks, as reported; ``most``: the most ever reported, that of an empty instance.
     ``coming``: requests that other conductors have placed there and that do not decode yet, with ``coming_blocks`` in
     all. ``published``: the instance's own model, which ``correction`` scales by what really happened.
     """
@@ -43,6 +44,7 @@ class DecodeSeat:
     turn: int = 0
     assigned: int = 0
     unsettled: dict[int, int] = field(default_factory=dict)
+    settled: dict[int, int] = field(default_factory=dict)
     coming: int = 0
     coming_blocks: int = 0
     last: Reported | None = None
@@ -168,7 +170,8 @@ class Decodes:
 
     def settle(self, booking: int, id: str) -> None:
         seat = self.seats.get(id)
-        if seat and seat.unsettled.pop(booking, None) is not None:
+        if seat and booking in seat.unsettled:
+            seat.settled[booking] = seat.unsettled.pop(booking)
             self._refresh(seat)
 
     def join(self, booking: int, now: float) -> None:
@@ -183,7 +186,14 @@ class Decodes:
             seat = self.seats[id]
             seat.assigned -= 1
             seat.unsettled.pop(booking, None)
+            self._give_back(seat, seat.settled.pop(booking, 0))
             self._refresh(seat)
+
+    @staticmethod
+    def _give_back(seat: DecodeSeat, blocks: int) -> None:
+        """What ended has room again before the instance's next report says so; that report then has the last word."""
+        if seat.room < seat.most:
+            seat.room = min(seat.room + blocks, seat.most)
 
     def view(self, now: float, closed: Collection[str], block_size: int = 1) -> DecodeView:
         live, count = self.live, len(self.live)
