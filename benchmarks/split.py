@@ -125,7 +125,7 @@ async def _mesh_rate(
             running.url,
             _tokens(rng, CONTEXT),
             model=model,
-            max_tokens=4 * OUTPUT,
+            max_tokens=2 * OUTPUT,
             temperature=0,
             ignore_eos=True,
         )
