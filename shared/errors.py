@@ -28,7 +28,7 @@ class MooncakeError(Exception):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "code" in cls.__dict__:
+        if "code" in cls.__dict__ and cls.__module__ == __name__:  # only what is defined here travels
             MooncakeError.by_code[cls.code] = cls
 
     def __init__(self, message: str, *, field: str = "", retry_after_ms: int = 0) -> None:

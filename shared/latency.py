@@ -57,10 +57,17 @@ class DecodeSample(NamedTuple):
     seconds: float
 
 
+LEAST_SHARE = 0.02
+
+
 def fit_prefill(samples: Sequence[PrefillSample]) -> PrefillModel:
-    """Raises ValueError without samples. Fewer than three leave coefficients at 0."""
+    """Raises ValueError without samples. Fewer than three leave coefficients at 0, but for the one of single tokens:
+    whatever noise says, computing a token is never free (``LEAST_SHARE`` of its mean time in the longest sample)."""
     columns = np.array([(1.0, n - p, n * n - p * p) for n, p, _ in samples])
-    return PrefillModel(*_fit(columns, np.array([sample.seconds for sample in samples])))
+    base, linear, square = _fit(columns, np.array([sample.seconds for sample in samples]))
+    longest = max(samples, key=lambda sample: sample.n - sample.p)
+    least = LEAST_SHARE * longest.seconds / max(1, longest.n - longest.p)
+    return PrefillModel(base, max(linear, least), square)
 
 
 def fit_decode(samples: Sequence[DecodeSample]) -> DecodeModel:

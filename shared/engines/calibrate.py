@@ -16,7 +16,8 @@ GREEDY = Sampling(max_tokens=1, seed=0, temperature=0.0)
 WARM_UP = (16, 0)
 SLOTS = 64  # long contexts are made of these again and again: what they hold does not change the time
 
-# most telling first: the budget may end anywhere after the first two
+# most telling first: the budget may end anywhere after the first LEAST, which leave no coefficient open
+LEAST = 3
 PREFILL = ((32, 0), (128, 0), (1056, 1024), (256, 0), (2080, 2048))
 DECODE = ((1, 64), (8, 64), (4, 1024), (1, 2048), (16, 64))
 
@@ -50,7 +51,7 @@ def _measure(engine: Engine, budget_s: float, clock: Clock) -> tuple[PrefillMode
     until = time.perf_counter() + budget_s
     longest = engine.context_length - 1
     for number, ((n, p), (batch, context)) in enumerate(zip(PREFILL, DECODE, strict=True)):
-        if number >= 2 and time.perf_counter() > until:
+        if number >= LEAST and time.perf_counter() > until:
             break
         if n <= longest or not prefills:
             n, p = min(n, longest), min(p, longest - 1)

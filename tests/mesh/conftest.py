@@ -144,7 +144,10 @@ class Mesh:
         """What is still held after ``within`` seconds; {} as soon as there is nothing."""
         deadline = time.monotonic() + within
         while True:
-            held = await asyncio.to_thread(self.held)
+            try:
+                held = await asyncio.to_thread(self.held)
+            except OSError as e:  # a process that has just died is still registered
+                held = {f"not reachable: {e}": 1.0}
             if not held or time.monotonic() > deadline:
                 return held
             await asyncio.sleep(0.05)

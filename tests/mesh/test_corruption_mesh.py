@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,18 +39,49 @@ def flip(pid: int, slot_bytes: int) -> int:
     return flipped
 
 
+async def restarted(mesh: Mesh, node: str) -> None:
+    """Kill a store agent, and wait until its successor serves its engine."""
+
+    def incarnation() -> str:
+        return next(str(a["incarnation"]) for a in mesh.cluster()["agents"] if a["id"] == node)
+
+    old = incarnation()
+    os.kill(mesh.pid("services.store", node), signal.SIGKILL)
+    while incarnation() == old or not await serving(mesh):
+        await asyncio.sleep(0.2)
+
+
+async def asked_of(mesh: Mesh, prompt: list[int]) -> str:
+    """Ask for an answer; the prefill instance that it came from."""
+
+    def served() -> dict[str, int]:
+        return {str(i["id"]): int(i["served"]) for i in mesh.cluster()["instances"] if i["role"] == "prefill"}
+
+    before = served()
+    assert (await mesh.ask(prompt)).status == 200
+    after = served()
+    return next(id for id, count in after.items() if count > before.get(id, 0))
+
+
+async def serving(mesh: Mesh) -> bool:
+    return (await mesh.ask([11, 12, 13], max_tokens=2)).status == 200
+
+
 @pytest.fixture
 def corrupted(up: Callable[..., Mesh], tokens: Callable[[int], list[int]]) -> Corrupt:
-    """A mesh whose owners' blocks of one prompt are corrupt, on every node."""
+    """A mesh whose owners' blocks of one prompt are corrupt, on the only node that holds them."""
 
     async def make(*flags: str) -> tuple[Mesh, list[int]]:
         mesh = up("--prefill", "2", "--decode", "1", "--policy", "least_loaded", *flags)
         prompt = tokens(BLOCKS * B + 3)
-        await mesh.ask(prompt)
+        owner = await asked_of(mesh, prompt)
+        await restarted(mesh, "node-d0")  # decode's own copies are gone: the only owner left is a prefill node
         await mesh.indexed()
         slot = await mesh.slot_bytes()
-        flipped = [flip(mesh.pid("services.store", node), slot) for node in ("node-p0", "node-p1", "node-d0")]
+        flipped = [flip(mesh.pid("services.store", node), slot) for node in ("node-p0", "node-p1")]
         assert sum(flipped) >= BLOCKS, flipped
+        while await asked_of(mesh, [14, 15, 16]) != owner:
+            pass  # the nodes take turns: the next request goes to the one that has to fetch
         return mesh, prompt
 
     return make

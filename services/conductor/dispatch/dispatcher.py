@@ -23,9 +23,9 @@ from services.conductor.generation import Generation, Readiness, Token
 from services.conductor.scheduling import Ledger, PolicyOptions, Scheduler, policy
 from shared.blocks import Namespace
 from shared.bus import Bus
-from shared.errors import BusDown, Contended, Draining, InternalError, MooncakeError, Unavailable
+from shared.errors import BusDown, Contended, Draining, InternalError, MooncakeError, StaleIncarnation, Unavailable
 from shared.latency import DecodeModel, PrefillModel
-from shared.messages import AnyMessage, Gone, Load, Ref, TokenBatch
+from shared.messages import AnyMessage, AttemptMessage, Gone, Load, Ref, TokenBatch
 from shared.metadata import Metadata
 from shared.records import DECODE, PREFILL, AgentRecord, InstanceRecord
 from shared.telemetry import held_gauge, log
@@ -196,8 +196,10 @@ class MeshDispatcher:
 
     async def _receive(self, message: AnyMessage) -> AnyMessage | None:
         if message.target.incarnation != self.mesh.me.incarnation:  # rule: incarnation
-            metrics.STALE.inc()  # nobody waits for an answer: the live list ends those attempts
-            return None
+            metrics.STALE.inc()
+            if isinstance(message, AttemptMessage):
+                raise StaleIncarnation("this conductor is another incarnation")
+            return None  # tokens: one message a step, and nobody waits for an answer
         if isinstance(message, TokenBatch):
             self._heard(message.sender, None)
             for entry in message.entries:
