@@ -61,13 +61,15 @@ LEAST_SHARE = 0.02
 
 
 def fit_prefill(samples: Sequence[PrefillSample]) -> PrefillModel:
-    """Raises ValueError without samples. Fewer than three leave coefficients at 0, but for the one of single tokens:
-    whatever noise says, computing a token is never free (``LEAST_SHARE`` of its mean time in the longest sample)."""
+    """Raises ValueError without samples. Fewer than three leave coefficients at 0. Whatever noise says, tokens are
+    never free: where nothing grows with them, ``LEAST_SHARE`` of the longest sample is put down to their number."""
     columns = np.array([(1.0, n - p, n * n - p * p) for n, p, _ in samples])
     base, linear, square = _fit(columns, np.array([sample.seconds for sample in samples]))
-    longest = max(samples, key=lambda sample: sample.n - sample.p)
-    least = LEAST_SHARE * longest.seconds / max(1, longest.n - longest.p)
-    return PrefillModel(base, max(linear, least), square)
+    if linear == square == 0.0:
+        computed, seconds = max((sample.n - sample.p, sample.seconds) for sample in samples)
+        linear = LEAST_SHARE * seconds / max(1, computed)
+        base = max(0.0, base - linear * computed)
+    return PrefillModel(base, linear, square)
 
 
 def fit_decode(samples: Sequence[DecodeSample]) -> DecodeModel:
