@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import aiohttp
@@ -27,6 +28,7 @@ async def measure(model: str, rounds: int) -> list[Row]:
             for _ in range(rounds):
                 head = _tokens(rng, SHARED)
                 for name in names:
+                    await asyncio.sleep(0.5)  # the last chunk's blocks reach the index after the first token left
                     before = running.cpu()
                     answer = await _ask(session, running, model, head + _tokens(rng, PROMPT - SHARED))
                     expected = 0 if name == "cold" else SHARED // BLOCK * BLOCK
