@@ -239,9 +239,6 @@ class MeshDispatcher:
     def put_instance(self, record: InstanceRecord) -> None:
         self.apply(self.roster.put(record, asyncio.get_running_loop().time()))
 
-    def remove_instance(self, id: str) -> None:
-        self.apply(self.roster.unregister(id, asyncio.get_running_loop().time()))
-
     def replace_instances(self, records: list[InstanceRecord]) -> None:
         self.apply(self.roster.replace_all(records, asyncio.get_running_loop().time()))
 
