@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from services.conductor.gateway.body import MAX_UINT32, Body, ChatBody, ChatMessage, CompletionBody, clip
+from services.conductor.gateway.body import MAX_UINT32, Body, ChatBody, CompletionBody, clip
+from services.conductor.gateway.messages import Conversation, conversation
 from services.conductor.gateway.unsupported import refuse_unsupported
 from shared.blocks import Tokens
 from shared.errors import ContextLengthExceeded, InvalidInput
 from shared.messages import Sampling
 
 MAX_PROMPTS = 128
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
-Conversation = list[dict[str, Any]]
 Prompt = str | Tokens | Conversation
 
 
@@ -78,14 +77,11 @@ class Ask:
 
 
 def ask_chat(body: ChatBody) -> Ask:
-    if not body.messages:
-        raise InvalidInput("'messages' must have at least one message", field="messages")
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise InvalidInput("'max_tokens' and 'max_completion_tokens' differ; give one", field="max_tokens")
     refuse_unsupported(body)
-    conversation = [_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)]
     limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
-    return _ask(body, "messages", [conversation], limit)
+    return _ask(body, "messages", [conversation(body.messages)], limit)
 
 
 def ask_completion(body: CompletionBody) -> Ask:
@@ -133,33 +129,6 @@ def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
             raise InvalidInput(f"'logit_bias' has the key {clip(key)!r}, which is no token id", field="logit_bias")
         found[int(key)] = value
     return found
-
-
-def _message(message: ChatMessage, where: str) -> dict[str, Any]:
-    refuse_unsupported(message, where + ".")
-    if message.role not in ROLES:
-        known = ", ".join(ROLES)
-        raise InvalidInput(f"'{where}.role' is {clip(message.role)!r}; supported are {known}", field=f"{where}.role")
-    turn: dict[str, Any] = {"role": ROLES[message.role], "content": _content(message, where)}
-    return turn | ({"name": message.name} if message.name else {})
-
-
-def _content(message: ChatMessage, where: str) -> str:
-    """The text of a message; parts follow each other with nothing between."""
-    if message.content is None:
-        raise InvalidInput(f"'{where}.content' must be a string or a list of text parts", field=f"{where}.content")
-    if isinstance(message.content, str):
-        return message.content
-    texts: list[str] = []
-    for i, part in enumerate(message.content):
-        at = f"{where}.content[{i}]"
-        if part.type != "text":
-            raise InvalidInput(f"'{at}.type' is {clip(part.type)!r}; only 'text' is supported", field=f"{at}.type")
-        refuse_unsupported(part, at + ".")
-        if part.text is None:
-            raise InvalidInput(f"Missing required parameter: '{at}.text'", field=f"{at}.text")
-        texts.append(part.text)
-    return "".join(texts)
 
 
 def _prompts(prompt: str | list[Any]) -> list[Prompt]:

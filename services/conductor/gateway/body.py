@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from services.conductor.gateway.messages import CHOICES, ChatMessage
 from shared.errors import InvalidInput
 
 MAX_INT64 = 2**63 - 1
@@ -60,29 +61,8 @@ class Body(Struct, forbid_unknown_fields=True, kw_only=True):
     logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES)] | None = None
 
 
-class TextPart(Struct, forbid_unknown_fields=True):
-    type: str
-    text: str | None = None
-    image_url: Any = None
-    input_audio: Any = None
-    file: Any = None
-    refusal: Any = None
-
-
-class ChatMessage(Struct, forbid_unknown_fields=True):
-    role: str
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    refusal: str | None = None
-    annotations: Any = None
-    audio: Any = None
-    tool_calls: Any = None
-    tool_call_id: Any = None
-    function_call: Any = None
-
-
 class ChatBody(Body, kw_only=True):
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_completion_tokens: Count | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None
@@ -146,7 +126,11 @@ def _explained(error: str, raw: bytes) -> InvalidInput:
         return InvalidInput(f"Missing required parameter: '{field}'", field=field)
     if not path:
         return InvalidInput(f"the body is not as expected: {what}")
-    return InvalidInput(f"Invalid value for '{path}': {what}; the request has {_value_at(path, raw)}", field=path)
+    known = CHOICES.get(path.rpartition(".")[2], ()) if what.startswith("Invalid value") else ()
+    limit = f" (supported are {', '.join(known)})" if known else ""
+    return InvalidInput(
+        f"Invalid value for '{path}': {what}{limit}; the request has {_value_at(path, raw)}", field=path
+    )
 
 
 def _value_at(path: str, raw: bytes) -> str:

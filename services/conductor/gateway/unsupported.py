@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.conductor.gateway.body import Body, ChatMessage, TextPart
+from services.conductor.gateway.body import Body
 from shared.errors import InvalidInput
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -26,24 +26,16 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
 }
-NEUTRAL_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
-    "audio": (),
-    "tool_calls": ([],),
-    "tool_call_id": (),
-    "function_call": (),
-}
-NEUTRAL_IN_PART: dict[str, tuple[Any, ...]] = {"image_url": (), "input_audio": (), "file": (), "refusal": ()}
 
 
-def refuse_unsupported(body: Body | ChatMessage | TextPart, where: str = "") -> None:
+def refuse_unsupported(body: Body) -> None:
     """Raises InvalidInput for the first field that asks for something this server does not do."""
-    table = NEUTRAL if isinstance(body, Body) else NEUTRAL_IN_MESSAGE
-    for name, neutral in (NEUTRAL_IN_PART if isinstance(body, TextPart) else table).items():
+    for name, neutral in NEUTRAL.items():
         value = getattr(body, name, None)
         if value is not None and not any(same(value, one) for one in neutral):
             accepted = " or ".join(repr(one) for one in neutral)
             only = f"; only {accepted} is accepted" if accepted else ""
-            raise InvalidInput(f"'{where}{name}' is not supported by this server{only}", field=where + name)
+            raise InvalidInput(f"'{name}' is not supported by this server{only}", field=name)
 
 
 def same(value: Any, neutral: Any) -> bool:
