@@ -18,9 +18,16 @@ from shared.errors import InvalidInput
 
 MAX_INT64 = 2**63 - 1
 MAX_UINT32 = 2**32 - 1
+MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_IDS = 256
 MAX_BIASES = 1024
+
+
+def doc(text: str) -> Meta:
+    """What the description of the API says of a field."""
+    return Meta(description=text)
+
 
 Count = Annotated[int, Meta(ge=1, le=MAX_INT64)]
 Natural = Annotated[int, Meta(ge=0, le=MAX_INT64)]
@@ -28,68 +35,129 @@ TokenId = Annotated[int, Meta(ge=0, le=MAX_UINT32)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
+Stops = Annotated[list[StopText], Meta(max_length=MAX_STOPS)]
+Ineffective = Annotated[str | None, doc("Accepted, without effect.")]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None
+    include_usage: Annotated[
+        bool | None, doc("One more chunk before `[DONE]`, with `choices: []` and the usage of the whole answer.")
+    ] = None
+    include_obfuscation: Annotated[bool | None, doc("Accepted, without effect: no padding is sent.")] = None
 
 
 class Body(Struct, forbid_unknown_fields=True, kw_only=True):
     """What both endpoints take. ``None`` means: not given."""
 
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Count | None = None
-    min_tokens: Natural | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Natural | None = None
-    seed: Annotated[int, Meta(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None = None
-    stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_IDS)] | None = None
-    ignore_eos: bool | None = None
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
-    n: Count | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES)] | None = None
+    model: Annotated[str | None, doc("Required: the name of the served model, as `/v1/models` lists it.")] = None
+    stream: Annotated[bool | None, doc("Answer with server-sent events, the last of which is `[DONE]`.")] = None
+    stream_options: Annotated[StreamOptions | None, doc("Only together with `stream: true`.")] = None
+    max_tokens: Annotated[
+        Count | None, doc("Most tokens of an answer. Default: the rest of the context, up to `default_max_tokens`.")
+    ] = None
+    min_tokens: Annotated[
+        Natural | None,
+        doc("Tokens before which nothing ends the answer: no EOS, stop token or stop string. Default 0."),
+    ] = None
+    temperature: Annotated[
+        Annotated[float, Meta(ge=0, le=2)] | None, doc("0 takes the most likely token each time. Default 1.")
+    ] = None
+    top_p: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        doc("Draw among the fewest tokens whose probabilities reach this sum. Default 1: all."),
+    ] = None
+    top_k: Annotated[Natural | None, doc("Draw among so many most likely tokens. Default 0: all.")] = None
+    min_p: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        doc("Least probability of a token that may be drawn, relative to that of the most likely one. Default 0."),
+    ] = None
+    seed: Annotated[
+        Annotated[int, Meta(ge=-MAX_INT64 - 1, le=MAX_INT64)] | None,
+        doc(
+            "The same request with the same seed is answered alike. Choice 0 of `n` is that of `n: 1`. Default: random."
+        ),
+    ] = None
+    n: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None,
+        doc("Answers to each prompt, all from one computation of the prompt's cached part. Default 1."),
+    ] = None
+    stop: Annotated[
+        StopText | Stops | None,
+        doc("The text ends before whichever of these strings is complete first; of two that end together, the longer."),
+    ] = None
+    stop_token_ids: Annotated[
+        Annotated[list[TokenId], Meta(max_length=MAX_STOP_IDS)] | None,
+        doc("Tokens that end the answer, as EOS does; such a token has no text."),
+    ] = None
+    ignore_eos: Annotated[bool | None, doc("Go on behind the model's own end. Default false.")] = None
+    presence_penalty: Annotated[
+        Penalty | None, doc("Taken from the logit of every token that the answer has already. Default 0.")
+    ] = None
+    frequency_penalty: Annotated[
+        Penalty | None, doc("Taken from a token's logit once for each time that the answer has it. Default 0.")
+    ] = None
+    repetition_penalty: Annotated[
+        Annotated[float, Meta(gt=0, le=10)] | None,
+        doc("Divides positive and multiplies negative logits of tokens that prompt or answer have. Default 1: off."),
+    ] = None
+    logit_bias: Annotated[
+        Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES)] | None,
+        doc("Added to the logits of tokens, by id. -100 forbids a token, 100 as good as forces it."),
+    ] = None
+    user: Ineffective = None
+    metadata: Annotated[dict[str, str] | None, doc("Accepted, without effect.")] = None
+    store: Annotated[bool | None, doc("Accepted, without effect: no answer is kept.")] = None
 
 
 class ChatBody(Body, kw_only=True):
-    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
-    max_completion_tokens: Count | None = None
-    service_tier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    safety_identifier: str | None = None
-    parallel_tool_calls: bool | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    response_format: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    modalities: Any = None
-    audio: Any = None
-    prediction: Any = None
-    reasoning_effort: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, description="The conversation, oldest message first.")]
+    max_completion_tokens: Annotated[Count | None, doc("The newer name of `max_tokens`.")] = None
+    logprobs: Annotated[
+        bool | None,
+        doc(
+            "Log-probabilities of the answer's tokens, as the model gives them before any setting above. A token that "
+            "ends the answer, and one of which a stop string cut off a part, is not listed."
+        ),
+    ] = None
+    top_logprobs: Annotated[
+        Annotated[int, Meta(ge=0, le=20)] | None,
+        doc("So many most likely tokens at each position; wants `logprobs: true`. Default 0."),
+    ] = None
+    service_tier: Ineffective = None
+    prompt_cache_key: Ineffective = None
+    prompt_cache_retention: Ineffective = None
+    safety_identifier: Ineffective = None
+    parallel_tool_calls: Annotated[bool | None, doc("Accepted, without effect.")] = None
+    response_format: Annotated[Any, doc('Only `{"type": "text"}` is supported.')] = None
+    tools: Annotated[Any, doc('Not supported: taken when it is empty or `tool_choice` is `"none"`, and not used.')] = (
+        None
+    )
+    tool_choice: Annotated[Any, doc('Only `"none"`, and `"auto"` without tools: no tool is ever called.')] = None
+    functions: Annotated[Any, doc('Not supported: taken when it is empty or `function_call` is `"none"`.')] = None
+    function_call: Annotated[Any, doc('Only `"none"`, and `"auto"` without functions.')] = None
+    modalities: Annotated[Any, doc('Only `["text"]` is supported.')] = None
+    audio: Annotated[Any, doc("Not supported.")] = None
+    prediction: Annotated[Any, doc("Not supported.")] = None
+    reasoning_effort: Annotated[Any, doc('Only `"none"` is supported.')] = None
+    verbosity: Annotated[Any, doc('Only `"medium"` is supported.')] = None
+    web_search_options: Annotated[Any, doc("Not supported.")] = None
 
 
 class CompletionBody(Body, kw_only=True):
-    prompt: str | list[str | TokenId | list[TokenId]]
-    echo: bool | None = None
-    best_of: Count | None = None
-    suffix: str | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+    prompt: Annotated[
+        str | list[str | TokenId | list[TokenId]],
+        doc("Text, token ids, or up to 128 of either. Answer `j` to prompt `i` has the index `i * n + j`."),
+    ]
+    echo: Annotated[bool | None, doc("The answer's text begins with the prompt's. Not with `logprobs`.")] = None
+    best_of: Annotated[Count | None, doc("Only the value of `n` is supported.")] = None
+    suffix: Annotated[str | None, doc("Not supported, unless it is empty.")] = None
+    logprobs: Annotated[
+        Annotated[int, Meta(ge=0, le=5)] | None,
+        doc(
+            "So many most likely tokens at each position, and the one that was drawn, with log-probabilities as the "
+            "model gives them. Listed are the tokens that a chat would list."
+        ),
+    ] = None
 
 
 B = TypeVar("B", bound=Body)
