@@ -90,6 +90,7 @@ class Plan:
             flags: Flags = {"id": name, "node": node, "agent": self.socket(node), "engine": self.settings.engine}
             flags |= {"model": self.wiring.folder, "served_name": self.wiring.served, "dtype": self.settings.dtype}
             flags |= {"block_size": self.settings.block_size, "threads": self.settings.threads}
+            flags |= {"context_length": self.settings.context_length} if self.settings.context_length else {}
             yield self._service(role, name, flags, ENGINES, self._secret)
 
     def conductor(self) -> Spec:

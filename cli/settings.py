@@ -24,7 +24,13 @@ class UpSettings(CommonSettings, frozen=True, kw_only=True):
     port: Annotated[int, Meta(description="Port that serves the HTTP API; 0 picks a free one.", ge=0, le=65535)] = 8000
     nats: Annotated[str, Meta(description="URL of a NATS server to use; empty: start one.")] = ""
     redis: Annotated[str, Meta(description="URL of a Redis server to use; empty: start one.")] = ""
-    engine: Annotated[str, Meta(description="Engine of the instances.")] = "transformers"
+    engine: Annotated[
+        Literal["transformers", "simulated"],
+        Meta(description="Engine of the instances; `simulated` takes the time of a model and answers with words."),
+    ] = "transformers"
+    context_length: Annotated[
+        int, Meta(description="Context of the engine `simulated`; 0: the model's own.", ge=0, le=1 << 24)
+    ] = 0
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16", "fp32", "bf16", "fp16"],
         Meta(description="Type of weights and KVCache."),

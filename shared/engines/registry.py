@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shared.engines.base import Engine
 from shared.errors import ConfigError
 from shared.fingerprint import canonical_dtype
+
+if TYPE_CHECKING:
+    from shared.engines.simulated import Simulation
 
 
 class EngineSettings(Protocol):
@@ -33,6 +36,13 @@ class EngineSettings(Protocol):
     @property
     def device(self) -> str: ...
 
+    @property
+    def context_length(self) -> int: ...
+
+    @property
+    def simulation(self) -> Simulation | None:
+        """Of the engine ``simulated``; None: as fast as possible."""
+
 
 @dataclass(frozen=True)
 class EngineOptions:
@@ -44,11 +54,15 @@ class EngineOptions:
     block_size: int = 32
     threads: int = 1
     device: str = "cpu"
+    context_length: int = 0
+    simulation: Simulation | None = None
 
 
 def _transformers(settings: EngineSettings) -> Engine:
     from shared.model import resolve_model, served_name
 
+    if settings.context_length:
+        raise ConfigError("the engine transformers has its model's context length", field="context_length")
     folder = resolve_model(settings.model)
     try:
         from shared.engines.transformers import TransformersEngine
@@ -64,7 +78,20 @@ def _transformers(settings: EngineSettings) -> Engine:
     )
 
 
-ENGINES: dict[str, Callable[[EngineSettings], Engine]] = {"transformers": _transformers}
+def _simulated(settings: EngineSettings) -> Engine:
+    from shared.engines.simulated import SimulatedEngine
+    from shared.model import resolve_model, served_name
+
+    return SimulatedEngine(
+        resolve_model(settings.model),
+        settings.simulation,
+        dtype=canonical_dtype(settings.dtype),
+        block_size=settings.block_size,
+        name=served_name(settings.model),
+    )
+
+
+ENGINES: dict[str, Callable[[EngineSettings], Engine]] = {"simulated": _simulated, "transformers": _transformers}
 
 
 def load_engine(settings: EngineSettings) -> Engine:

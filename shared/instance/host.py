@@ -112,6 +112,9 @@ class Host:
     def _load_engine(self) -> tuple[Engine, tuple[PrefillModel, DecodeModel]]:
         """On the compute thread, like every later step."""
         engine = load_engine(self.settings)
+        known: tuple[PrefillModel, DecodeModel] | None = getattr(engine, "latency", None)
+        if known is not None:
+            return engine, known
         alone = self.settings.threads == 1 and self.settings.device == "cpu"
         clock = time.thread_time if alone else time.perf_counter
         return engine, quick_calibrate(engine, None, self.settings.calibrate_s, clock)

@@ -6,10 +6,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from shared.config import SECRET, CommonSettings
+from shared.config import SECRET
+from shared.engines.simulated_settings import SimulatedSettings
 
 
-class InstanceSettings(CommonSettings, frozen=True, kw_only=True):
+class InstanceSettings(SimulatedSettings, frozen=True, kw_only=True):
     """One engine beside one store agent."""
 
     id: Annotated[str, Meta(description="Identity of the instance; empty: a random UUID.", max_length=64)] = ""
@@ -20,7 +21,10 @@ class InstanceSettings(CommonSettings, frozen=True, kw_only=True):
     secret: Annotated[
         str, Meta(description="Shared secret of all agents and engines of the mesh.", extra=SECRET, max_length=1024)
     ] = ""
-    engine: Annotated[Literal["transformers"], Meta(description="What computes.")] = "transformers"
+    engine: Annotated[
+        Literal["transformers", "simulated"],
+        Meta(description="What computes; `simulated` takes the time of a model and answers with words."),
+    ] = "transformers"
     model: Annotated[str, Meta(description="Model folder or hub id; empty: the default model.")] = ""
     served_name: Annotated[str, Meta(description="Name under which clients ask for it; empty: the model's own.")] = ""
     dtype: Annotated[
