@@ -48,7 +48,7 @@ BAD_COMMON: list[tuple[dict[str, Any], str]] = [
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
-    ({"n": 2}, "n"),
+    ({"n": 129}, "n"),
     ({"n": 0}, "n"),
     ({"logprobs": "a"}, "logprobs"),
     ({"presence_penalty": 3}, "presence_penalty"),
@@ -57,6 +57,8 @@ BAD_COMMON: list[tuple[dict[str, Any], str]] = [
     ({"min_p": 2}, "min_p"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"326": 1}}, "logit_bias"),
+    ({"stop_token_ids": [326]}, "stop_token_ids"),
     ({"logit_bias": {"1": 101}}, "logit_bias[...]"),
     ({"model": 5}, "model"),
     ({"model": ""}, "model"),
@@ -82,8 +84,12 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": "x", "foo": 1}]}, "messages[0].foo"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
-    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": 1}, "logprobs"),
     ({"top_logprobs": 5}, "top_logprobs"),
+    ({"top_logprobs": 5, "logprobs": False}, "top_logprobs"),
+    ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+    ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools"),
+    ({"functions": [{"name": "f"}]}, "functions"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -106,10 +112,14 @@ BAD_TEXT: list[tuple[dict[str, Any], str]] = [
     ({"prompt": None}, "prompt"),
     ({"prompt": {"a": 1}}, "prompt"),
     ({"prompt": ["a"] * 129}, "prompt"),
-    ({"echo": True}, "echo"),
+    ({"prompt": ["a"] * 33, "n": 4}, "n"),
+    ({"echo": 1}, "echo"),
+    ({"echo": True, "logprobs": 0}, "echo"),
     ({"best_of": 2}, "best_of"),
+    ({"best_of": 1, "n": 2}, "best_of"),
+    ({"best_of": 3, "n": 2, "stream": True}, "best_of"),
     ({"suffix": "x"}, "suffix"),
-    ({"logprobs": 0}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
     ({"logprobs": 6}, "logprobs"),
 ]
 
@@ -145,6 +155,9 @@ async def test_messages_name_field_value_and_limit(api: Api) -> None:
         ({"max_tokens": "5"}, ("'max_tokens'", "int", '"5"')),
         ({"temperature": 9.5}, ("'temperature'", "<= 2", "9.5")),
         ({"top_k": -7}, ("'top_k'", ">= 0", "-7")),
+        ({"n": 500}, ("'n'", "<= 128", "500")),
+        ({"logit_bias": {"7000": 1}}, ("'logit_bias'", "7000", "326 tokens")),
+        ({"stop_token_ids": [7000]}, ("'stop_token_ids'", "7000", "326 tokens")),
     ]
     for fields, words in cases:
         _, answer, _ = await api.chat(**fields)
@@ -179,7 +192,7 @@ async def test_an_unknown_model_is_404(api: Api, path: str) -> None:
 async def test_neutral_values_of_what_is_not_supported_pass(api: Api) -> None:
     api.says("ok")
     neutral = {
-        "n": 1, "logprobs": False, "top_logprobs": 0, "response_format": {"type": "text"}, "tools": [],
+        "n": 1, "logprobs": False, "top_logprobs": 0, "response_format": {"type": "text"}, "tools": [{"type": "x"}],
         "tool_choice": "none", "modalities": ["text"], "parallel_tool_calls": True, "user": "u", "store": False,
         "metadata": {"a": "b"}, "service_tier": "auto", "presence_penalty": 0, "logit_bias": {}, "seed": None,
         "stop": None, "stream_options": None, "max_tokens": None,
@@ -187,6 +200,7 @@ async def test_neutral_values_of_what_is_not_supported_pass(api: Api) -> None:
     status, answer, _ = await api.chat(**neutral)
     assert status == 200, answer
     assert (await api.complete(n=1, echo=False, best_of=1, suffix="", logprobs=None))[0] == 200
+    assert (await api.chat(tools=[], tool_choice="auto"))[0] == 200
 
 
 async def test_what_an_assistant_said_may_be_sent_back_as_it_came(api: Api) -> None:

@@ -6,45 +6,68 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.conductor.gateway.ask import Ask
+from services.conductor.gateway.choices import leader
 from services.conductor.gateway.generations import Step
 from services.conductor.gateway.pace import Pace
 from services.conductor.gateway.prompts import Prepared
 from services.conductor.gateway.tokenizer import Tokenizer
+from services.conductor.gateway.trail import Mark, Trail
 from services.conductor.gateway.transcript import Piece, Transcript
 
 
 class Answer:
-    """Choice ``i`` answers ``prepared[i]``. ``arrived``: monotonic seconds when the request came."""
+    """Choice ``i`` answers ``choices[i]``. ``arrived``: monotonic seconds when the request came.
 
-    def __init__(self, ask: Ask, prepared: Sequence[Prepared], tokenizer: Tokenizer, arrived: float) -> None:
-        self.transcripts = [Transcript(tokenizer.detokenizer(p.tokens), ask.stops, p.sampling) for p in prepared]
-        self.texts: list[list[str]] = [[] for _ in prepared]
-        self.paces = [Pace(arrived) for _ in prepared]
-        self.prompt_tokens = sum(len(p.tokens) for p in prepared)
+    ``texts`` and ``marks`` fill up only where the answer is not streamed. What a prompt took, its first choice says.
+    """
+
+    def __init__(self, ask: Ask, choices: Sequence[Prepared], tokenizer: Tokenizer, arrived: float) -> None:
+        self.ask = ask
+        self.openings = [choice.echo for choice in choices]
+        self.transcripts = [
+            Transcript(
+                tokenizer.detokenizer(choice.tokens),
+                ask.stops,
+                choice.sampling,
+                Trail(tokenizer.pieces) if ask.logprobs >= 0 else None,
+            )
+            for choice in choices
+        ]
+        self.texts: list[list[str]] = [[opening] for opening in self.openings]
+        self.marks: list[list[Mark]] = [[] for _ in choices]
+        self.paces = [Pace(arrived if leader(i, ask.n) == i else None) for i in range(len(choices))]
+        self.prompt_tokens = sum(len(choice.tokens) for choice in choices[:: ask.n])
         self.cached_tokens = 0
+        self._running = len(choices)
 
     def feed(self, step: Step, now: float) -> Piece | None:
         """The text that a token adds; None for one that comes after its choice has ended."""
-        transcript = self.transcripts[step.choice]
+        choice = step.choice
+        transcript = self.transcripts[choice]
         if transcript.finish:
             return None
-        if step.token.usage is not None:
-            self.cached_tokens += step.token.usage.cached_tokens
-        self.paces[step.choice].mark(now)
+        usage = step.token.usage
+        if usage is not None and leader(choice, self.ask.n) == choice:
+            self.cached_tokens += usage.cached_tokens
+        self.paces[choice].mark(now)
         piece = transcript.feed(step.token.output)
-        self.texts[step.choice].append(piece.text)
+        if not self.ask.stream:
+            self.texts[choice].append(piece.text)
+            self.marks[choice] += piece.marks
+        if piece.finish:
+            self._running -= 1
         return piece
 
     @property
     def done(self) -> bool:
-        return all(transcript.finish for transcript in self.transcripts)
+        return not self._running
 
     @property
     def completion_tokens(self) -> int:
         return sum(transcript.tokens for transcript in self.transcripts)
 
     def usage(self) -> dict[str, Any]:
-        """As OpenAI counts: tokens of a stop string count, what was cached is part of the prompt."""
+        """As OpenAI counts: each prompt once, tokens of a stop string too; what was cached is part of the prompt."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,

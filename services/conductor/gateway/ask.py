@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from services.conductor.gateway.body import MAX_UINT32, Body, ChatBody, CompletionBody, clip
+from services.conductor.gateway.body import MAX_CHOICES, MAX_UINT32, Body, ChatBody, CompletionBody, clip
 from services.conductor.gateway.messages import Conversation, conversation
 from services.conductor.gateway.unsupported import refuse_unsupported
 from shared.blocks import Tokens
 from shared.errors import ContextLengthExceeded, InvalidInput
 from shared.messages import Sampling
-
-MAX_PROMPTS = 128
 
 Prompt = str | Tokens | Conversation
 
@@ -24,13 +22,15 @@ Prompt = str | Tokens | Conversation
 class Ask:
     """A request whose every value is in range. ``field``: where the prompts came from, for messages to the client.
 
-    ``prompts`` has one entry for each choice of the answer. ``stops`` are stop strings, ``stop_ids`` those of the
-    request (without EOS). ``max_tokens`` None: as many as fit.
+    ``n``: answers to each of ``prompts``. ``stops`` are stop strings, ``stop_ids`` those of the request (without EOS).
+    ``max_tokens`` None: as many as fit. ``logprobs``: alternatives to each token, -1 for no log-probabilities at all.
+    ``echo``: an answer's text begins with its prompt's.
     """
 
     model: str
     field: str
     prompts: list[Prompt]
+    n: int
     stream: bool
     include_usage: bool
     max_tokens: int | None
@@ -47,10 +47,20 @@ class Ask:
     stops: tuple[str, ...]
     stop_ids: tuple[int, ...]
     ignore_eos: bool
+    logprobs: int
+    echo: bool
 
     @property
     def chat(self) -> bool:
         return self.field == "messages"
+
+    def check_ids(self, vocabulary: int) -> None:
+        """Raises InvalidInput for a token id that a model with so many tokens does not have."""
+        for field, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_ids)):
+            highest = max(ids, default=-1)
+            if highest >= vocabulary:
+                message = f"'{field}' has the token id {highest}; the model has {vocabulary} tokens"
+                raise InvalidInput(message, field=field)
 
     def sampling(self, prompt_tokens: int, context: int, default_max: int, eos: frozenset[int]) -> Sampling:
         """For a prompt of so many tokens. Raises ContextLengthExceeded, naming both lengths and the limit."""
@@ -68,6 +78,7 @@ class Ask:
             top_k=self.top_k,
             stop_ids=sorted(ends),
             min_tokens=self.min_tokens,
+            logprobs=self.logprobs,
             min_p=self.min_p,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
@@ -79,17 +90,28 @@ class Ask:
 def ask_chat(body: ChatBody) -> Ask:
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise InvalidInput("'max_tokens' and 'max_completion_tokens' differ; give one", field="max_tokens")
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidInput("'top_logprobs' is only allowed when 'logprobs' is true", field="top_logprobs")
     refuse_unsupported(body)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else -1
     limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
-    return _ask(body, "messages", [conversation(body.messages)], limit)
+    return _ask(body, "messages", [conversation(body.messages)], limit, logprobs)
 
 
 def ask_completion(body: CompletionBody) -> Ask:
     refuse_unsupported(body)
-    return _ask(body, "prompt", _prompts(body.prompt), body.max_tokens)
+    n = body.n or 1
+    if body.best_of not in (None, n):
+        raise InvalidInput(f"'best_of' is {body.best_of}; only the value of 'n', {n}, is supported", field="best_of")
+    if body.echo and body.logprobs is not None:
+        raise InvalidInput("'echo' is not supported together with 'logprobs': a prompt's are not known", field="echo")
+    logprobs = -1 if body.logprobs is None else body.logprobs
+    return _ask(body, "prompt", _prompts(body.prompt, n), body.max_tokens, logprobs, bool(body.echo))
 
 
-def _ask(body: Body, field: str, prompts: list[Prompt], max_tokens: int | None) -> Ask:
+def _ask(
+    body: Body, field: str, prompts: list[Prompt], max_tokens: int | None, logprobs: int, echo: bool = False
+) -> Ask:
     if not body.model:
         raise InvalidInput("you must provide a 'model' parameter", field="model")
     if body.stream_options is not None and not body.stream:
@@ -102,6 +124,7 @@ def _ask(body: Body, field: str, prompts: list[Prompt], max_tokens: int | None) 
         model=body.model,
         field=field,
         prompts=prompts,
+        n=body.n or 1,
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         max_tokens=max_tokens,
@@ -118,6 +141,8 @@ def _ask(body: Body, field: str, prompts: list[Prompt], max_tokens: int | None) 
         stops=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
+        logprobs=logprobs,
+        echo=echo,
     )
 
 
@@ -131,14 +156,15 @@ def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
     return found
 
 
-def _prompts(prompt: str | list[Any]) -> list[Prompt]:
-    """One prompt, or a list of them: text, token ids, or lists of one of either."""
+def _prompts(prompt: str | list[Any], n: int) -> list[Prompt]:
+    """One prompt, or a list of them: text, token ids, or lists of one of either. ``n``: answers to each."""
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
         return [_prompt(prompt, "prompt")]
     if not prompt:
         raise InvalidInput("'prompt' must not be empty", field="prompt")
-    if len(prompt) > MAX_PROMPTS:
-        raise InvalidInput(f"'prompt' has {len(prompt)} prompts; at most {MAX_PROMPTS} are taken", field="prompt")
+    if len(prompt) * n > MAX_CHOICES:
+        message = f"'prompt' has {len(prompt)} prompts and 'n' is {n}; at most {MAX_CHOICES} answers are given together"
+        raise InvalidInput(message, field="n" if len(prompt) <= MAX_CHOICES else "prompt")
     kind = type(prompt[0])
     for i, one in enumerate(prompt):
         if type(one) is not kind:

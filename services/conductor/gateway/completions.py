@@ -84,9 +84,9 @@ class Delivery:
                 continue
             if step.choice not in self._begun:
                 self._begun.add(step.choice)
-                out += self._shape.start(step.choice)
-            if piece.text:
-                out += self._shape.text(step.choice, piece.text)
+                out += self._shape.start(step.choice, self._answer.openings[step.choice])
+            if piece.text or piece.marks:
+                out += self._shape.text(step.choice, piece.text, piece.marks)
             if piece.finish:
                 out += self._shape.finish(step.choice, piece.finish)
                 if not step.token.output.finish:

@@ -17,6 +17,7 @@ from services.conductor.gateway import metrics
 from services.conductor.gateway.answer import Answer
 from services.conductor.gateway.ask import Ask, ask_chat, ask_completion
 from services.conductor.gateway.body import ChatBody, CompletionBody, clip, decode_body
+from services.conductor.gateway.choices import fan_out
 from services.conductor.gateway.completions import Delivery
 from services.conductor.gateway.errors import HttpError, fault_of
 from services.conductor.gateway.exchange import Exchange
@@ -24,7 +25,7 @@ from services.conductor.gateway.generations import Generations
 from services.conductor.gateway.http import REQUEST_ID, error_response, json_response, read_body, request_id
 from services.conductor.gateway.offload import Offload
 from services.conductor.gateway.prompts import Limits, Prepared, prepare, salted
-from services.conductor.gateway.shapes import ChatShape, Head, TextShape, model_list, model_object
+from services.conductor.gateway.shapes import Head, Shape, model_list, model_object, shape
 from services.conductor.gateway.tenants import Tenant, Tenants
 from services.conductor.gateway.tokenizer import Tokenizer
 from services.conductor.generation import Dispatcher, Generation, Readiness
@@ -235,14 +236,15 @@ class Gateway:
     async def _generate(
         self, request: web.BaseRequest, exchange: Exchange, ask: Ask, prepared: list[Prepared], tenant: Tenant
     ) -> web.StreamResponse:
-        answer = Answer(ask, prepared, self._tokenizer, exchange.arrived)
+        choices = fan_out(prepared, ask.n)
+        answer = Answer(ask, choices, self._tokenizer, exchange.arrived)
         generations = [
             Generation(_id(exchange, i), p.tokens, p.root, p.keys, p.sampling, exchange.arrived, tenant.name)
-            for i, p in enumerate(prepared)
+            for i, p in enumerate(choices)
         ]
         exchange.added += time.monotonic()
         try:
-            async with Generations(self._dispatcher, generations) as running:
+            async with Generations(self._dispatcher, generations, ask.n) as running:
                 delivery = Delivery(
                     running, answer, self._shape(ask, exchange.unique), exchange.id, self._options.request_timeout
                 )
@@ -257,11 +259,11 @@ class Gateway:
             metrics.observe(answer)
             exchange.describe(self._options.model, answer)
 
-    def _shape(self, ask: Ask, unique: str) -> ChatShape | TextShape:
+    def _shape(self, ask: Ask, unique: str) -> Shape:
         id = ("chatcmpl-" if ask.chat else "cmpl-") + unique
         fingerprint = "fp_" + self._dispatcher.namespace.root().hex()[:12]
         head = Head(id, int(time.time()), self._options.model, fingerprint)
-        return (ChatShape if ask.chat else TextShape)(head, ask.include_usage)
+        return shape(ask, head, self._tokenizer.pieces)
 
     def _tokenizer_differs(self) -> bool:
         try:

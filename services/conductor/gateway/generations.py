@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from services.conductor.gateway.choices import leader
 from services.conductor.generation import Dispatcher, Generation, Token
-from shared.errors import AttemptFailed
+from shared.errors import AttemptFailed, Contended
 from shared.telemetry import held_gauge
 
 QUEUED = 64  # tokens that wait here for a slow reader; more wait in the dispatcher
+PATIENCE = 30.0  # seconds that a further choice of an accepted request asks again where the mesh is full
 
 
 class Step(NamedTuple):
@@ -19,18 +21,24 @@ class Step(NamedTuple):
 
 
 class Generations:
-    """Async context manager; leaving it closes what still runs and waits until it is closed."""
+    """Async context manager; leaving it closes what still runs and waits until it is closed.
 
-    def __init__(self, dispatcher: Dispatcher, generations: Sequence[Generation]) -> None:
+    ``n`` of them in a row answer the same prompt. The first starts at once; the others when it has its first token,
+    so that they find the prompt's blocks in the cache (a prompt without a full block has none to wait for).
+    """
+
+    def __init__(self, dispatcher: Dispatcher, generations: Sequence[Generation], n: int = 1) -> None:
         self._dispatcher = dispatcher
         self._generations = generations
+        self._n = n
+        self._begun = [asyncio.Event() for _ in generations]
         self._queue: asyncio.Queue[Step | BaseException] = asyncio.Queue(QUEUED)
         self._tasks: list[asyncio.Task[None]] = []
         self._gauge = held_gauge("gateway_generations")
 
     async def __aenter__(self) -> Generations:
         self._tasks = [
-            asyncio.create_task(self._pump(choice, generation), name=f"generation {generation.id}")
+            asyncio.create_task(self._run(choice, generation), name=f"generation {generation.id}")
             for choice, generation in enumerate(self._generations)
         ]
         return self
@@ -60,6 +68,31 @@ class Generations:
         """Cancel one of them; its tokens that are queued still come."""
         self._tasks[choice].cancel()
 
+    async def _run(self, choice: int, generation: Generation) -> None:
+        first = leader(choice, self._n)
+        try:
+            if choice == first:
+                await self._pump(choice, generation)
+            else:
+                if generation.keys:
+                    await self._begun[first].wait()
+                await self._pump_patiently(choice, generation)
+        except Exception as error:
+            await self._queue.put(error)
+
+    async def _pump_patiently(self, choice: int, generation: Generation) -> None:
+        """The request was accepted as a whole: a choice that finds no room now waits until there is some."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + PATIENCE
+        while True:
+            try:
+                return await self._pump(choice, generation)
+            except Contended as error:
+                wait = max(error.retry_after_ms / 1000, 0.1)
+                if loop.time() + wait > until:
+                    raise
+                await asyncio.sleep(wait)
+
     async def _pump(self, choice: int, generation: Generation) -> None:
         """To the iterator's own end: one that is closed behind its last token would count as cancelled."""
         self._gauge.inc()
@@ -68,10 +101,10 @@ class Generations:
             async for token in stream:
                 finish = token.output.finish
                 await self._queue.put(Step(choice, token))
+                if token.output.index == 0:
+                    self._begun[choice].set()
             if not finish:
                 raise AttemptFailed("the generation ended without a finish reason")
-        except Exception as error:
-            await self._queue.put(error)
         finally:
             close = getattr(stream, "aclose", None)
             if close is not None:

@@ -10,18 +10,21 @@ WORST = 0.1
 
 
 class Pace:
-    """Of one choice. ``ttft``: seconds from arrival to the first token, None before it."""
+    """Of one choice. ``arrived`` None: it waited for another one, so that its first token tells nothing. ``ttft``:
+    seconds from arrival to the first token, None before it."""
 
-    def __init__(self, arrived: float) -> None:
+    def __init__(self, arrived: float | None) -> None:
         self._last = arrived
+        self._first = True
         self._intervals = array("f")
         self.ttft: float | None = None
 
     def mark(self, now: float) -> None:
-        if self.ttft is None:
-            self.ttft = now - self._last
-        else:
+        if not self._first and self._last is not None:
             self._intervals.append(now - self._last)
+        elif self._last is not None:
+            self.ttft = now - self._last
+        self._first = False
         self._last = now
 
     def tbt(self) -> float | None:

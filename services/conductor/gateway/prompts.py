@@ -24,12 +24,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Prepared:
-    """One prompt, ready to be scheduled. ``keys``: chain of its full blocks under ``root``."""
+    """One prompt, ready to be scheduled. ``keys``: chain of its full blocks under ``root``. ``echo``: its text,
+    where an answer is to begin with it."""
 
     tokens: Tokens
     root: bytes
     keys: bytes
     sampling: Sampling
+    echo: str = ""
 
 
 def prepare(ask: Ask, tokenizer: Tokenizer, namespace: Namespace, limits: Limits) -> list[Prepared]:
@@ -37,17 +39,24 @@ def prepare(ask: Ask, tokenizer: Tokenizer, namespace: Namespace, limits: Limits
 
     Raises InvalidInput (a template that refuses, a token id that the model does not have), ContextLengthExceeded.
     """
+    ask.check_ids(tokenizer.vocabulary)
     prompts = [_tokens(prompt, tokenizer, ask) for prompt in ask.prompts]
     samplings = [ask.sampling(len(t), limits.context, limits.default_max, tokenizer.eos) for t in prompts]
     root = namespace.root()
     return [
-        Prepared(tokens, root, chain_keys(root, tokens, namespace.block_size), sampling)
-        for tokens, sampling in zip(prompts, samplings, strict=True)
+        Prepared(tokens, root, chain_keys(root, tokens, namespace.block_size), sampling, _echo(ask, prompt, tokenizer))
+        for prompt, tokens, sampling in zip(ask.prompts, prompts, samplings, strict=True)
     ]
 
 
 def salted(namespace: Namespace, salt: str) -> Namespace:
     return msgspec.structs.replace(namespace, salt=salt)
+
+
+def _echo(ask: Ask, prompt: Prompt, tokenizer: Tokenizer) -> str:
+    if not ask.echo or isinstance(prompt, list):
+        return ""
+    return prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
 
 
 def _tokens(prompt: Prompt, tokenizer: Tokenizer, ask: Ask) -> Tokens:

@@ -9,7 +9,11 @@ from typing import Any, Protocol
 import msgspec
 
 from services.conductor.gateway.answer import Answer
+from services.conductor.gateway.ask import Ask
 from services.conductor.gateway.errors import Fault
+from services.conductor.gateway.logprobs import ChatLogprobs, Logprobs, TextLogprobs
+from services.conductor.gateway.pieces import Pieces
+from services.conductor.gateway.trail import Mark
 
 DONE = b"data: [DONE]\n\n"
 _json = msgspec.json.Encoder().encode
@@ -32,10 +36,10 @@ class Head:
 class Shape(Protocol):
     """One endpoint's objects; the chunks come as whole SSE events."""
 
-    def start(self, choice: int) -> bytes:
-        """Before a choice's first text."""
+    def start(self, choice: int, opening: str) -> bytes:
+        """Before a choice's first text. ``opening``: text that the answer has before it, mostly none."""
 
-    def text(self, choice: int, text: str) -> bytes: ...
+    def text(self, choice: int, text: str, marks: Sequence[Mark]) -> bytes: ...
 
     def finish(self, choice: int, reason: str) -> bytes: ...
 
@@ -61,17 +65,19 @@ class Chunks:
 
 
 class ChatShape:
-    """``chat.completion`` and its chunks: the role comes first, alone."""
+    """``chat.completion`` and its chunks: the role comes first, alone. ``logprobs`` None: they were not asked for."""
 
-    def __init__(self, head: Head, include_usage: bool) -> None:
+    def __init__(self, head: Head, include_usage: bool, logprobs: ChatLogprobs | None = None) -> None:
         self._head = head
         self._chunks = Chunks(head, "chat.completion.chunk", include_usage)
+        self._logprobs = logprobs
 
-    def start(self, choice: int) -> bytes:
+    def start(self, choice: int, opening: str) -> bytes:
         return self._event(choice, b'{"role":"assistant","content":""}', b"null")
 
-    def text(self, choice: int, text: str) -> bytes:
-        return self._event(choice, b'{"content":' + _json(text) + b"}", b"null")
+    def text(self, choice: int, text: str, marks: Sequence[Mark]) -> bytes:
+        logprobs = _json(_fields(self._logprobs, marks)) if marks else b"null"
+        return self._event(choice, b'{"content":' + _json(text) + b"}", b"null", logprobs)
 
     def finish(self, choice: int, reason: str) -> bytes:
         return self._event(choice, b"{}", _json(reason))
@@ -84,31 +90,33 @@ class ChatShape:
             {
                 "index": i,
                 "message": {"role": "assistant", "content": "".join(answer.texts[i]), "refusal": None},
-                "logprobs": None,
+                "logprobs": _fields(self._logprobs, answer.marks[i]),
                 "finish_reason": transcript.finish,
             }
             for i, transcript in enumerate(answer.transcripts)
         ]
         return _json(self._head.fields("chat.completion") | {"choices": choices, "usage": answer.usage()})
 
-    def _event(self, choice: int, delta: bytes, reason: bytes) -> bytes:
+    def _event(self, choice: int, delta: bytes, reason: bytes, logprobs: bytes = b"null") -> bytes:
         return self._chunks.event(
-            b'{"index":%d,"delta":%b,"logprobs":null,"finish_reason":%b}' % (choice, delta, reason)
+            b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}' % (choice, delta, logprobs, reason)
         )
 
 
 class TextShape:
-    """``text_completion``, streamed or not."""
+    """``text_completion``, streamed or not. ``logprobs`` None: they were not asked for."""
 
-    def __init__(self, head: Head, include_usage: bool) -> None:
+    def __init__(self, head: Head, include_usage: bool, logprobs: TextLogprobs | None = None) -> None:
         self._head = head
         self._chunks = Chunks(head, "text_completion", include_usage)
+        self._logprobs = logprobs
 
-    def start(self, choice: int) -> bytes:
-        return b""
+    def start(self, choice: int, opening: str) -> bytes:
+        return self._event(choice, opening, b"null") if opening else b""
 
-    def text(self, choice: int, text: str) -> bytes:
-        return self._event(choice, text, b"null")
+    def text(self, choice: int, text: str, marks: Sequence[Mark]) -> bytes:
+        logprobs = _json(_fields(self._logprobs, marks)) if marks else b"null"
+        return self._event(choice, text, b"null", logprobs)
 
     def finish(self, choice: int, reason: str) -> bytes:
         return self._event(choice, "", _json(reason))
@@ -118,15 +126,32 @@ class TextShape:
 
     def whole(self, answer: Answer) -> bytes:
         choices = [
-            {"index": i, "text": "".join(answer.texts[i]), "logprobs": None, "finish_reason": transcript.finish}
+            {
+                "index": i,
+                "text": "".join(answer.texts[i]),
+                "logprobs": _fields(self._logprobs, answer.marks[i]),
+                "finish_reason": transcript.finish,
+            }
             for i, transcript in enumerate(answer.transcripts)
         ]
         return _json(self._head.fields("text_completion") | {"choices": choices, "usage": answer.usage()})
 
-    def _event(self, choice: int, text: str, reason: bytes) -> bytes:
+    def _event(self, choice: int, text: str, reason: bytes, logprobs: bytes = b"null") -> bytes:
         return self._chunks.event(
-            b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":%b}' % (choice, _json(text), reason)
+            b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}' % (choice, _json(text), logprobs, reason)
         )
+
+
+def shape(ask: Ask, head: Head, pieces: Pieces) -> Shape:
+    """Of the answer to ``ask``."""
+    wanted = ask.logprobs >= 0
+    if ask.chat:
+        return ChatShape(head, ask.include_usage, ChatLogprobs(pieces) if wanted else None)
+    return TextShape(head, ask.include_usage, TextLogprobs(pieces) if wanted else None)
+
+
+def _fields(logprobs: Logprobs | None, marks: Sequence[Mark]) -> dict[str, Any] | None:
+    return None if logprobs is None else logprobs.fields(marks)
 
 
 def error_event(fault: Fault) -> bytes:

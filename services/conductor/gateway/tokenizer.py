@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as Library
 
 from services.conductor.gateway.chat_template import ChatTemplate
 from services.conductor.gateway.detokenizer import Detokenizer
+from services.conductor.gateway.pieces import Pieces
 from shared.blocks import Tokens
 from shared.errors import ConfigError, InvalidInput
 from shared.model_info import read_json
@@ -25,6 +26,7 @@ class Tokenizer:
         added: dict[int, Any] = library.get_added_tokens_decoder()
         self.special = frozenset(i for i, token in added.items() if token.special)
         self.eos = eos
+        self.pieces = Pieces(library, self.special)
         self.vocabulary = max(library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @staticmethod
@@ -38,20 +40,31 @@ class Tokenizer:
         library.no_truncation()
         library.no_padding()
         config = read_json(folder / "tokenizer_config.json")
-        names = special_tokens(config)
+        names = special_tokens(read_json(folder / "special_tokens_map.json")) | special_tokens(config)
         source = template_source(folder, config)
         template = ChatTemplate(source, names) if source else None
         return Tokenizer(library, template, eos_ids(folder, library, names))
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> Tokens:
-        """The prompt of a conversation. The template writes the special tokens itself."""
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, special: bool = False, generation_prompt: bool = True
+    ) -> Tokens:
+        """The prompt of a conversation. The template writes the special tokens itself; ``special`` adds them again."""
         if self._template is None:
             raise InvalidInput("this model has no chat template; use /v1/completions", field="messages")
-        return self._encode(self._template.render(messages), special=False)
+        text = self._template.render(messages, generation_prompt=generation_prompt)
+        return self._encode(text, special=special)
 
-    def text(self, prompt: str) -> Tokens:
+    def text(self, prompt: str, *, special: bool = True) -> Tokens:
         """A bare prompt, with the tokens that the model wants around one."""
-        return self._encode(prompt, special=True)
+        return self._encode(prompt, special=special)
+
+    def names(self, ids: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary writes them; "" for an id that it leaves out."""
+        return [self._library.id_to_token(id) or "" for id in ids]
+
+    def decode(self, tokens: Tokens) -> str:
+        """The text of a prompt that came as token ids, its special tokens included."""
+        return str(self._library.decode(tokens.tolist(), skip_special_tokens=False))
 
     def detokenizer(self, prompt: Tokens) -> Detokenizer:
         return Detokenizer(self._library, self.special, prompt[-64:].tolist())

@@ -8,9 +8,6 @@ from services.conductor.gateway.body import Body
 from shared.errors import InvalidInput
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -22,22 +19,23 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "web_search_options": (),
-    "echo": (False,),
-    "best_of": (1,),
     "suffix": ("",),
 }
+UNUSED_WHEN_NONE = {"tools": "tool_choice", "functions": "function_call"}
+"""What must not be called may be described: that the model will not call it is all that ``"none"`` asks for."""
 
 
 def refuse_unsupported(body: Body) -> None:
     """Raises InvalidInput for the first field that asks for something this server does not do."""
     for name, neutral in NEUTRAL.items():
         value = getattr(body, name, None)
-        if value is not None and not any(same(value, one) for one in neutral):
-            accepted = " or ".join(repr(one) for one in neutral)
-            only = f"; only {accepted} is accepted" if accepted else ""
-            raise InvalidInput(f"'{name}' is not supported by this server{only}", field=name)
+        if value is None or value in neutral or _unused(body, name, value):
+            continue
+        accepted = " or ".join(repr(one) for one in neutral)
+        only = f"; only {accepted} is accepted" if accepted else ""
+        raise InvalidInput(f"'{name}' is not supported by this server{only}", field=name)
 
 
-def same(value: Any, neutral: Any) -> bool:
-    """Equal, and of the same kind: 0 is not False (a completion's ``logprobs: 0`` asks for something)."""
-    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
+def _unused(body: Body, name: str, value: Any) -> bool:
+    choice = UNUSED_WHEN_NONE.get(name)
+    return choice is not None and isinstance(value, list) and getattr(body, choice, None) == "none"
