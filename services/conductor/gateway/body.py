@@ -8,6 +8,7 @@ refused like OpenAI refuses it.
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -160,16 +161,18 @@ class CompletionBody(Body, kw_only=True):
     ] = None
 
 
-B = TypeVar("B", bound=Body)
-_decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind) for kind in (ChatBody, CompletionBody)
-}
+B = TypeVar("B", bound=Struct)
+
+
+@cache
+def _decoder(kind: type[B]) -> msgspec.json.Decoder[B]:
+    return msgspec.json.Decoder(kind)
 
 
 def decode_body(raw: bytes, kind: type[B]) -> B:
     """Raises InvalidInput; ``field`` is the path inside the body, as ``messages[0].content``."""
     try:
-        body: B = _decoders[kind].decode(raw)
+        body: B = _decoder(kind).decode(raw)
     except msgspec.ValidationError as e:
         raise _explained(str(e), raw) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:

@@ -15,11 +15,14 @@ class HttpError(MooncakeError):
 
     code = "http"
 
-    def __init__(self, status: int, code: str, message: str, *, field: str = "", allow: str = "") -> None:
+    def __init__(
+        self, status: int, code: str, message: str, *, field: str = "", allow: str = "", accept_encoding: str = ""
+    ) -> None:
         super().__init__(message, field=field)
         self.status = status
         self.http_code = code
-        self.allow = allow
+        named = {"Allow": allow, "Accept-Encoding": accept_encoding}
+        self.headers = {name: value for name, value in named.items() if value}
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -31,7 +34,7 @@ class Fault(msgspec.Struct, frozen=True):
     message: str
     param: str | None = None
     retry_after_ms: int = 0
-    allow: str = ""
+    more: dict[str, str] = {}
 
     def envelope(self) -> bytes:
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
@@ -39,7 +42,7 @@ class Fault(msgspec.Struct, frozen=True):
 
     def headers(self) -> dict[str, str]:
         """Retry-After in whole seconds, and the same in milliseconds for clients that know that header."""
-        headers = {"Allow": self.allow} if self.allow else {}
+        headers = dict(self.more)
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         if self.retry_after_ms:
@@ -72,7 +75,7 @@ def fault_of(error: BaseException) -> Fault:
     """What the client is told. Of an exception nobody expected it learns only that there was one."""
     if isinstance(error, HttpError):
         kind = INVALID if error.status < 500 else SERVER
-        return Fault(error.status, kind, error.http_code, error.message, error.field or None, 0, error.allow)
+        return Fault(error.status, kind, error.http_code, error.message, error.field or None, 0, error.headers)
     for cls, status, kind, code in TABLE:
         if isinstance(error, cls):
             retry = (error.retry_after_ms or DEFAULT_RETRY_MS) if status in RETRIED else 0

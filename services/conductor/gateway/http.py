@@ -9,16 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
-from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from services.conductor.gateway import metrics
+from services.conductor.gateway.body import clip
 from services.conductor.gateway.errors import Fault, HttpError, fault_of
 from shared.telemetry import log
 
 REQUEST_ID = "X-Request-Id"
 JSON = "application/json"
 SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+MAX_LINE = 4096  # bytes of a request line
+MAX_HEADER = 16384  # bytes of a header's name, and of its value; must differ from MAX_LINE to be told from it
+MAX_HEADERS = 128
 
 logger = log("gateway")
 
@@ -93,8 +97,7 @@ class Connection(RequestHandler):
             logger.error("request failed below the routes", id=id, exc_info=exc)
             response = error_response(fault_of(exc or RuntimeError()), id)
         else:
-            what = "a line or header is too long" if isinstance(exc, LineTooLong) else "this is no HTTP request"
-            response = error_response(fault_of(HttpError(400, "bad_request", what)), id)
+            response = error_response(fault_of(_unreadable(exc)), id)
         response.force_close()
         return response
 
@@ -147,14 +150,30 @@ class Server(web.Server):
             keepalive_timeout=self._deadlines.idle,
             access_log=None,
             lingering_time=5.0,
+            max_line_size=MAX_LINE,
+            max_field_size=MAX_HEADER,
+            max_headers=MAX_HEADERS,
+            auto_decompress=False,
         )
+
+
+def _unreadable(error: BaseException | None) -> HttpError:
+    """What a client is told of bytes that the parser did not take."""
+    if isinstance(error, LineTooLong):
+        if error.args[1] == MAX_LINE:
+            return HttpError(414, "uri_too_long", f"the request line is longer than {MAX_LINE} bytes")
+        return HttpError(431, "headers_too_large", f"a header is longer than {MAX_HEADER} bytes")
+    reason = error.message if isinstance(error, BadHttpMessage) else ""
+    if reason.startswith("Too many"):
+        return HttpError(431, "headers_too_large", f"there are more than {MAX_HEADERS} headers")
+    detail = f": {clip(reason.split(chr(10))[0].rstrip(':. '))}" if reason else ""
+    return HttpError(400, "bad_request", f"this is no valid HTTP request{detail}")
 
 
 async def read_body(request: web.BaseRequest, limit: int, deadline: float) -> bytes:
     """The body of a JSON request. Raises HttpError 415, 417, 413 (without reading it, where its length is told), 408,
     400."""
-    if request.content_type != JSON:
-        raise HttpError(415, "unsupported_media_type", f"Content-Type must be {JSON}")
+    _check_kind(request)
     if (request.content_length or 0) > limit:
         raise too_large(limit)
     expected = request.headers.get("Expect", "").lower()
@@ -168,8 +187,18 @@ async def read_body(request: web.BaseRequest, limit: int, deadline: float) -> by
             return await _read(request, limit)
     except TimeoutError:
         raise HttpError(408, "request_timeout", f"the body did not arrive within {deadline:g} s") from None
-    except (web.RequestPayloadError, ValueError) as e:
+    except (web.RequestPayloadError, BadHttpMessage, ValueError) as e:
         raise HttpError(400, "bad_request", f"the body cannot be read: {type(e).__name__}") from None
+
+
+def _check_kind(request: web.BaseRequest) -> None:
+    if request.content_type != JSON:
+        sent = clip(request.headers.get("Content-Type", "")) or "none"
+        raise HttpError(415, "unsupported_media_type", f"Content-Type must be {JSON}; the request has {sent}")
+    coding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        message = f"the body must not be compressed; the request has the Content-Encoding {clip(coding)}"
+        raise HttpError(415, "unsupported_media_type", message, accept_encoding="identity")
 
 
 async def _read(request: web.BaseRequest, limit: int) -> bytes:
