@@ -23,9 +23,6 @@ class Filled:
     parent: bytes
     keys: Seq[bytes]
 
-    def extended(self, held: Held, key: bytes) -> Filled:
-        return Filled(self.first, [*self.holds, held], self.parent, [*self.keys, key])
-
 
 class Sequence:
     """Tokens [0, ``length``) are known; KV of the first ``done`` is in the pool. ``held[i]`` is block i's slot;
@@ -91,15 +88,15 @@ class Sequence:
         """Full blocks not handed out before, in runs. The caller commits them in this order."""
         first, self.committed = self.committed, self.done // self.size
         self._extend_keys(self.committed)
-        runs: list[Filled] = []
+        runs: list[tuple[int, int]] = []
         for block in range(first, self.committed):
             if block in self.shared:
                 continue
-            if runs and runs[-1].first + len(runs[-1].holds) == block:
-                runs[-1] = runs[-1].extended(self.held[block], self.keys[block])
+            if runs and runs[-1][1] == block:
+                runs[-1] = (runs[-1][0], block + 1)
             else:
-                runs.append(Filled(block, [self.held[block]], self._parent(block), [self.keys[block]]))
-        return runs
+                runs.append((block, block + 1))
+        return [Filled(a, self.held[a:b], self._parent(a), self.keys[a:b]) for a, b in runs]
 
     def _parent(self, block: int) -> bytes:
         return self.keys[block - 1] if block else self.prompt.root

@@ -25,6 +25,7 @@ class PromptBlocks:
         self._held: list[Held | None] = [None] * prompt.blocks
         self.local_blocks = self.fetched_blocks = 0
         self._fetched: set[int] = set()
+        self._ready: list[int] | None = None
         self._spare: int | None = None
 
     @property
@@ -34,7 +35,10 @@ class PromptBlocks:
 
     @property
     def ready(self) -> list[int]:
-        return [i for i, state in enumerate(self.state) if state is Block.READY]
+        """Asked for after every chunk, however long the prompt: found anew only when it has changed."""
+        if self._ready is None:
+            self._ready = [i for i, state in enumerate(self.state) if state is Block.READY]
+        return list(self._ready)
 
     async def find(self) -> None:
         """While queued: touch and softly hold what the local pool has."""
@@ -43,7 +47,7 @@ class PromptBlocks:
     async def harden(self) -> None:
         """Computing is near: hold for good what is still here, and let go of the soft holds."""
         soft = [held for held in self._held if held is not None]
-        self.state = [Block.OURS] * self.prompt.blocks
+        self.state, self._ready = [Block.OURS] * self.prompt.blocks, None
         self.slots = [-1] * self.prompt.blocks
         self._held = [None] * self.prompt.blocks
         await self._lease(PoolClass.PREFILL)
@@ -128,3 +132,4 @@ class PromptBlocks:
         if held.slot < 0:
             raise StaleToken(f"block {block} is said to be present without a slot")
         self._held[block], self.slots[block], self.state[block] = held, held.slot, Block.READY
+        self._ready = None
