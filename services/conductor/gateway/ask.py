@@ -112,8 +112,6 @@ def ask_completion(body: CompletionBody) -> Ask:
 def _ask(
     body: Body, field: str, prompts: list[Prompt], max_tokens: int | None, logprobs: int, echo: bool = False
 ) -> Ask:
-    if not body.model:
-        raise InvalidInput("you must provide a 'model' parameter", field="model")
     if body.stream_options is not None and not body.stream:
         raise InvalidInput("'stream_options' is only allowed when 'stream' is true", field="stream_options")
     low = body.min_tokens or 0

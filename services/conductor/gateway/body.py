@@ -50,7 +50,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 class Body(Struct, forbid_unknown_fields=True, kw_only=True):
     """What both endpoints take. ``None`` means: not given."""
 
-    model: Annotated[str | None, doc("Required: the name of the served model, as `/v1/models` lists it.")] = None
+    model: Annotated[str, Meta(min_length=1, description="Name of the served model, as `/v1/models` lists it.")]
     stream: Annotated[bool | None, doc("Answer with server-sent events, the last of which is `[DONE]`.")] = None
     stream_options: Annotated[StreamOptions | None, doc("Only together with `stream: true`.")] = None
     max_tokens: Annotated[

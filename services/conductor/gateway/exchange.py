@@ -14,6 +14,8 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from services.conductor.gateway import metrics
 from services.conductor.gateway.answer import Answer
 from services.conductor.gateway.errors import Fault, fault_of
+from services.conductor.gateway.objectives import Objectives
+from services.conductor.gateway.tenants import Tenant
 from shared.telemetry import tracer
 
 
@@ -28,6 +30,8 @@ class Exchange:
     arrived: float
     outcome: str = "ok"
     added: float = 0.0  # seconds of the gateway's own before the first token can leave, tokenizing apart
+    tenant: Tenant = field(default_factory=Tenant)
+    objectives: Objectives = field(default_factory=Objectives)
     span: trace.Span = field(default=trace.INVALID_SPAN)
 
     def failed(self, fault: Fault) -> None:

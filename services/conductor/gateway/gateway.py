@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -23,11 +23,15 @@ from services.conductor.gateway.errors import HttpError, fault_of
 from services.conductor.gateway.exchange import Exchange
 from services.conductor.gateway.generations import Generations
 from services.conductor.gateway.http import REQUEST_ID, error_response, json_response, read_body, request_id
+from services.conductor.gateway.objectives import objectives
 from services.conductor.gateway.offload import Offload
+from services.conductor.gateway.openapi import VERSION, document
 from services.conductor.gateway.prompts import Limits, Prepared, prepare, salted
+from services.conductor.gateway.schemas import Served
 from services.conductor.gateway.shapes import Head, Shape, model_list, model_object, shape
-from services.conductor.gateway.tenants import Tenant, Tenants
+from services.conductor.gateway.tenants import Tenants
 from services.conductor.gateway.tokenizer import Tokenizer
+from services.conductor.gateway.tokenizing import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from services.conductor.generation import Dispatcher, Generation, Readiness
 from shared.errors import ModelNotFound, NamespaceMismatch, Unavailable
 from shared.metrics_server import render
@@ -40,6 +44,8 @@ TOKENIZER_MISMATCH = "tokenizer_mismatch"
 DRAINING = "draining"
 LONG_BODY = 64 * 1024  # bytes from which on even parsing would hold up the loop
 KEYS_INVALID = "api_keys_invalid"
+
+C = TypeVar("C", TokenizeBody, DetokenizeBody)
 
 
 @dataclass(frozen=True)
@@ -75,11 +81,18 @@ class Gateway:
         self._idle.set()
         self.in_flight = 0
         self.draining = False
-        self._routes: dict[str, tuple[str, str, Handler]] = {
+        self._openapi = msgspec.json.encode(document(self._served()))
+        self.routes: dict[str, tuple[str, str, Handler]] = {
             "/v1/chat/completions": ("chat_completions", "POST", self._chat),
             "/v1/completions": ("completions", "POST", self._complete),
+            "/v1/tokenize": ("tokenize", "POST", self._tokenize),
+            "/tokenize": ("tokenize", "POST", self._tokenize),
+            "/v1/detokenize": ("detokenize", "POST", self._detokenize),
+            "/detokenize": ("detokenize", "POST", self._detokenize),
             MODELS: ("models", "GET", self._models),
+            "/version": ("version", "GET", self._version),
             "/cluster": ("cluster", "GET", self._cluster),
+            "/openapi.json": ("openapi", "GET", self._describe),
             "/health": ("health", "GET", self._health),
             "/ready": ("ready", "GET", self._ready),
             "/metrics": ("metrics", "GET", self._metrics),
@@ -122,14 +135,16 @@ class Gateway:
         handler: Handler = self._model
         if path.startswith(MODELS + "/"):
             exchange.route, method = "model", "GET"
-        elif path in self._routes:
-            exchange.route, method, handler = self._routes[path]
+        elif path in self.routes:
+            exchange.route, method, handler = self.routes[path]
         else:
-            raise HttpError(404, "unknown_url", f"Unknown request URL: {request.method} {clip(path)}")
-        allowed = ("GET", "HEAD") if method == "GET" else (method,)
-        if request.method not in allowed:
+            raise HttpError(404, "unknown_url", f"Unknown request URL: {clip(request.method, 16)} {clip(path)}")
+        allowed = "GET, HEAD, OPTIONS" if method == "GET" else f"{method}, OPTIONS"
+        if request.method == "OPTIONS":
+            return web.Response(status=204, headers={"Allow": allowed, REQUEST_ID: exchange.id})
+        if request.method not in allowed.split(", "):
             message = f"Not allowed to {clip(request.method, 16)} on {clip(path)}"
-            raise HttpError(405, "method_not_allowed", message, allow=", ".join(allowed))
+            raise HttpError(405, "method_not_allowed", message, allow=allowed)
         return await handler(request, exchange)
 
     def _refuse(self, error: Exception, exchange: Exchange) -> web.Response:
@@ -156,27 +171,66 @@ class Gateway:
         body, content_type = render(request.headers.get("Accept", ""))
         return json_response(body, exchange.id, headers={"Content-Type": content_type})
 
+    async def _describe(self, _request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        return json_response(self._openapi, exchange.id)
+
+    async def _version(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        self._identify(request, exchange)
+        return json_response(msgspec.json.encode({"version": VERSION}), exchange.id)
+
     async def _cluster(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
-        self._tenants.identify(request.headers.get("Authorization", ""))
+        self._identify(request, exchange)
         state = self.readiness()
         own = {"model": self._options.model, "in_flight": self.in_flight, **msgspec.to_builtins(state)}
         return json_response(msgspec.json.encode(self._dispatcher.cluster() | {"gateway": own}), exchange.id)
 
     async def _models(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
-        self._tenants.identify(request.headers.get("Authorization", ""))
+        self._identify(request, exchange)
         return json_response(msgspec.json.encode(model_list([self._model_object()])), exchange.id)
 
     async def _model(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
-        self._tenants.identify(request.headers.get("Authorization", ""))
+        self._identify(request, exchange)
         self._check_model(request.path.removeprefix(MODELS + "/"))
         return json_response(msgspec.json.encode(self._model_object()), exchange.id)
 
+    async def _tokenize(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        context = self._context()
+        return await self._convert(request, exchange, TokenizeBody, lambda b: tokenize(b, self._tokenizer, context))
+
+    async def _detokenize(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        return await self._convert(request, exchange, DetokenizeBody, lambda b: detokenize(b, self._tokenizer))
+
+    async def _convert(
+        self, request: web.BaseRequest, exchange: Exchange, kind: type[C], convert: Callable[[C], bytes]
+    ) -> web.StreamResponse:
+        """What the tokenizer alone can answer, in one of its threads."""
+        self._identify(request, exchange)
+        raw = await self._read(request)
+        body = await self._offload.run(len(raw), partial(decode_body, raw, kind))
+        if body.model is not None:
+            self._check_model(body.model)
+        return json_response(await self._offload.run(len(raw), partial(convert, body)), exchange.id)
+
+    def _served(self) -> Served:
+        options = self._options
+        return Served(options.model, self._tokenizer.vocabulary, options.max_body_bytes, self._tenants.asked)
+
+    def _identify(self, request: web.BaseRequest, exchange: Exchange) -> None:
+        """Raises Unauthorized."""
+        exchange.tenant = self._tenants.identify(request.headers.get("Authorization", ""))
+
+    async def _read(self, request: web.BaseRequest) -> bytes:
+        return await read_body(request, self._options.max_body_bytes, self._options.body_timeout)
+
     def _model_object(self) -> dict[str, Any]:
+        return model_object(self._options.model, self._created, self._context())
+
+    def _context(self) -> int | None:
+        """Tokens; None while no instance has told it."""
         try:
-            context: int | None = self._dispatcher.context_length
+            return self._dispatcher.context_length
         except Unavailable:
-            context = None
-        return model_object(self._options.model, self._created, context)
+            return None
 
     def _check_model(self, name: str) -> None:
         if name != self._options.model:
@@ -195,17 +249,18 @@ class Gateway:
     async def _answer(
         self, request: web.BaseRequest, exchange: Exchange, parse: Callable[[bytes], Ask]
     ) -> web.StreamResponse:
-        tenant = self._tenants.identify(request.headers.get("Authorization", ""))
+        self._identify(request, exchange)
+        exchange.objectives = objectives(request.headers)
         if self.draining:
             raise Unavailable("this server is shutting down", retry_after_ms=1000)
         self._begin(1)
         try:
-            raw = await read_body(request, self._options.max_body_bytes, self._options.body_timeout)
+            raw = await self._read(request)
             exchange.added = -time.monotonic()
             ask = await self._offload.run(len(raw), partial(parse, raw)) if len(raw) > LONG_BODY else parse(raw)
             self._check_model(ask.model)
-            prepared = await self._prepare(ask, tenant, len(raw), exchange)
-            return await self._generate(request, exchange, ask, prepared, tenant)
+            prepared = await self._prepare(ask, len(raw), exchange)
+            return await self._generate(request, exchange, ask, prepared)
         finally:
             self._begin(-1)
 
@@ -217,12 +272,12 @@ class Gateway:
         else:
             self._idle.set()
 
-    async def _prepare(self, ask: Ask, tenant: Tenant, size: int, exchange: Exchange) -> list[Prepared]:
+    async def _prepare(self, ask: Ask, size: int, exchange: Exchange) -> list[Prepared]:
         """Stage 0 of admission, then token ids and keys. Raises Contended, Unavailable, InvalidInput."""
-        self._dispatcher.consider(size)
+        self._dispatcher.consider(size, exchange.objectives.ttft_ms)
         if self._tokenizer_differs():
             raise Unavailable("this server's tokenizer is not that of the instances")
-        namespace = salted(self._dispatcher.namespace, tenant.salt)
+        namespace = salted(self._dispatcher.namespace, exchange.tenant.salt)
         limits = Limits(self._dispatcher.context_length, self._options.default_max_tokens)
         began = time.monotonic()
         with tracer().start_as_current_span("tokenize") as span:
@@ -234,14 +289,11 @@ class Gateway:
         return prepared
 
     async def _generate(
-        self, request: web.BaseRequest, exchange: Exchange, ask: Ask, prepared: list[Prepared], tenant: Tenant
+        self, request: web.BaseRequest, exchange: Exchange, ask: Ask, prepared: list[Prepared]
     ) -> web.StreamResponse:
         choices = fan_out(prepared, ask.n)
         answer = Answer(ask, choices, self._tokenizer, exchange.arrived)
-        generations = [
-            Generation(_id(exchange, i), p.tokens, p.root, p.keys, p.sampling, exchange.arrived, tenant.name)
-            for i, p in enumerate(choices)
-        ]
+        generations = [_generation(exchange, i, choice) for i, choice in enumerate(choices)]
         exchange.added += time.monotonic()
         try:
             async with Generations(self._dispatcher, generations, ask.n) as running:
@@ -273,6 +325,18 @@ class Gateway:
         return bool(self._options.tokenizer_print) and theirs != self._options.tokenizer_print
 
 
-def _id(exchange: Exchange, choice: int) -> str:
-    """Of a generation: the first has the request's own, which the client can read off the answer."""
-    return uuid.uuid4().hex if choice else exchange.unique
+def _generation(exchange: Exchange, choice: int, prepared: Prepared) -> Generation:
+    """The first choice has the request's own id, which the client can read off the answer."""
+    wanted = exchange.objectives
+    return Generation(
+        id=uuid.uuid4().hex if choice else exchange.unique,
+        tokens=prepared.tokens,
+        root=prepared.root,
+        keys=prepared.keys,
+        sampling=prepared.sampling,
+        arrived=exchange.arrived,
+        tenant=exchange.tenant.name,
+        slo_ttft_ms=wanted.ttft_ms,
+        slo_tbt_ms=wanted.tbt_ms,
+        priority=wanted.priority,
+    )

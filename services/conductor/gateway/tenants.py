@@ -102,6 +102,11 @@ class Tenants:
         self._ring = read_key_file(path) if path else None
         self.error = ""  # why the file as it is now could not be taken over; the last good one counts
 
+    @property
+    def asked(self) -> bool:
+        """Whether a request needs a key."""
+        return self._ring is not None
+
     def identify(self, authorization: str) -> Tenant:
         """By an ``Authorization: Bearer`` header. Raises Unauthorized, without saying which part was wrong."""
         if self._ring is None:

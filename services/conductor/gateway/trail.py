@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.conductor.gateway.pieces import Pieces
 from shared.messages import Logprob
+
+_Utf8 = codecs.getincrementaldecoder("utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +60,13 @@ class Trail:
         return [mark for _, mark in self._complete]
 
     def _close(self, text: str) -> None:
-        """All tokens since the last whole character end with ``text``."""
-        end = self._length + len(text)
-        self._complete += [(end, mark) for mark in self._marks(text)]
-        self._open.clear()
-        self._length = end
-
-    def _marks(self, text: str) -> Iterator[Mark]:
-        before = b""
+        """``text`` is that of all tokens since the last whole character."""
+        decoder, position, end = _Utf8("replace"), 0, len(text)
         for token, logprob, top in self._open:
             data = self._pieces.data(token)
-            characters = len(before.decode("utf-8", "ignore"))
-            yield Mark(token, data, logprob, top, self._length + min(characters, len(text)))
-            before += data or b""
+            mark = Mark(token, data, logprob, top, self._length + min(position, end))
+            position += len(decoder.decode(data or b""))
+            begun = bool(decoder.getstate()[0])  # a character that later tokens complete
+            self._complete.append((self._length + min(position + begun, end), mark))
+        self._open.clear()
+        self._length += end
