@@ -13,6 +13,7 @@ from services.conductor.gateway.schemas import Schema, Served, schemas
 
 VERSION = importlib.metadata.version("mooncake-mesh")
 SSE_TYPE = "text/event-stream"
+METRICS = ("text/plain", "application/openmetrics-text")
 
 STATUSES = {
     400: "The request is wrong: `invalid_input`, `context_length_exceeded`, `does_not_fit`, `bad_request`.",
@@ -91,27 +92,45 @@ def operations(model: str) -> list[Operation]:
     for prefix, suffix in (("", ""), ("/v1", "V1")):
         converts += [
             Operation(
-                f"{prefix}/tokenize", f"tokenize{suffix}", "Tokens", "Token ids of a text or conversation",
-                "Tokenized", "TokenizeBody",
+                f"{prefix}/tokenize",
+                f"tokenize{suffix}",
+                "Tokens",
+                "Token ids of a text or conversation",
+                "Tokenized",
+                "TokenizeBody",
                 statuses=(404,),
                 examples=tokenize,
             ),
             Operation(
-                f"{prefix}/detokenize", f"detokenize{suffix}", "Tokens", "The text of token ids",
-                "Detokenized", "DetokenizeBody",
+                f"{prefix}/detokenize",
+                f"detokenize{suffix}",
+                "Tokens",
+                "The text of token ids",
+                "Detokenized",
+                "DetokenizeBody",
                 statuses=(404,),
                 examples={"ids": {"model": model, "tokens": [1, 2, 3]}},
             ),
         ]
     return [
         Operation(
-            "/v1/chat/completions", "createChatCompletion", "Completions", "Answer a conversation",
-            "ChatCompletion", "ChatBody", "ChatChunk",
+            "/v1/chat/completions",
+            "createChatCompletion",
+            "Completions",
+            "Answer a conversation",
+            "ChatCompletion",
+            "ChatBody",
+            "ChatChunk",
             examples={"whole": chat, "streamed": chat | {"stream": True}},
         ),
         Operation(
-            "/v1/completions", "createCompletion", "Completions", "Continue a text",
-            "TextCompletion", "CompletionBody", "TextChunk",
+            "/v1/completions",
+            "createCompletion",
+            "Completions",
+            "Continue a text",
+            "TextCompletion",
+            "CompletionBody",
+            "TextChunk",
             examples={"whole": text, "streamed": text | {"stream": True}},
         ),
         *converts,
@@ -123,16 +142,7 @@ def operations(model: str) -> list[Operation]:
             "/ready", "ready", "Server", "Whether a request would be served", "Ready", keyed=False, statuses=(503,)
         ),
         Operation("/cluster", "cluster", "Server", "Instances, agents, index and counters", "Cluster"),
-        Operation(
-            
-                "/metrics",
-                "metrics",
-                "Server",
-                "Metrics for Prometheus",
-                ("text/plain", "application/openmetrics-text"),
-            ,
-            keyed=False,
-        ),
+        Operation("/metrics", "metrics", "Server", "Metrics for Prometheus", METRICS, keyed=False),
         Operation("/openapi.json", "openapi", "Server", "This description", "Description", keyed=False),
     ]
 
