@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from shared.blocks import Namespace, Tokens
-from shared.messages import Output, Sampling, Usage
+from shared.messages import Output, Ref, Sampling, Usage
+
+
+@dataclass
+class Siblings:
+    """Shared by the generations of one prompt. ``home``: the prefill instance that computed it, once one has; the
+    dispatcher sends those that come later there, too."""
+
+    home: Ref | None = None
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,7 @@ class Generation:
     slo_ttft_ms: int = 0  # 0: the configured objective
     slo_tbt_ms: int = 0
     priority: int = 0
+    siblings: Siblings | None = None
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from services.conductor.gateway.tokenizer import Tokenizer
 from services.conductor.generation import Generation, Readiness, Token
 from shared.blocks import Namespace
 from shared.errors import MooncakeError
-from shared.messages import Output, Usage
+from shared.messages import Logprob, Output, Usage
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 EOS = 2
@@ -131,7 +131,7 @@ class FakeDispatcher:
                 last = at + 1 == len(script.ids) and script.error is None and not script.endless
                 finish = self._finish(generation, id, index) or (script.finish if last else "")
                 usage = Usage(cached_tokens=script.cached) if index == 0 else None
-                yield Token(Output(index, id, finish), usage)
+                yield Token(_output(generation, index, id, finish), usage)
                 if finish:
                     return
                 index += 1
@@ -143,6 +143,14 @@ class FakeDispatcher:
         if id in generation.sampling.stop_ids and index >= generation.sampling.min_tokens:
             return "stop"
         return "length" if index + 1 >= generation.sampling.max_tokens else ""
+
+
+def _output(generation: Generation, index: int, id: int, finish: str) -> Output:
+    """With log-probabilities where they are asked for: token ``id`` has -id / 100, those behind it less."""
+    if (count := generation.sampling.logprobs) < 0:
+        return Output(index, id, finish)
+    top = [Logprob(one, -one / 100) for one in range(id, id + count)]
+    return Output(index, id, finish, 0, -id / 100, top)
 
 
 @dataclass

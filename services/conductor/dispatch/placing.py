@@ -14,6 +14,7 @@ from services.conductor.dispatch.roster import Roster
 from services.conductor.generation import Generation
 from services.conductor.scheduling import Ask, Booking, Decision, Ledger, Objectives, Rejection, Scheduler
 from shared.messages import Ref
+from shared.records import PREFILL
 from shared.telemetry import tracer
 
 
@@ -56,6 +57,7 @@ class Placer:
             if ask is None:
                 return Rejection("no_prefill")
             closed = [ref.id for ref in avoid if self._roster.get(ref)]
+            closed += [] if drawn else self._strangers(generation, avoid)
             matches = self._agents.lengths(self.matcher.match(keys))
             view = self.ledger.view(keys, matches, now, closed, ask.block_size)
             decided = self._scheduler.decide(ask, view, objectives)
@@ -63,6 +65,14 @@ class Placer:
             metrics.DECISION_SECONDS.observe(time.thread_time() - started)
             describe(span, decided)
             return placed
+
+    def _strangers(self, generation: Generation, avoid: Collection[Ref]) -> list[str]:
+        """The prefill instances that did not compute the prompt for a sibling. None, where that one takes no work."""
+        home = generation.siblings.home if generation.siblings else None
+        member = self._roster.get(home) if home and home not in avoid else None
+        if home is None or member is None or not member.open:
+            return []
+        return [id for id, one in self._roster.members.items() if one.record.role == PREFILL and id != home.id]
 
     def _ask(self, generation: Generation, tokens: int, keys: int, drawn: int, now: float) -> Ask | None:
         namespace = self._roster.namespace

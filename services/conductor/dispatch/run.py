@@ -185,6 +185,8 @@ class Run:
         effort.span.add_event("first token")
         self._place_until, self._backoff = None, BACKOFF
         effort.placement.booking.prefilled(now)
+        if self.generation.siblings:
+            self.generation.siblings.home = effort.placement.prefill
         self._mesh.counts.served[effort.placement.prefill.id] += 1
         metrics.first_token(effort.placement.decision.ttft, now - effort.started, effort.placement.ask.tokens, usage)
         if usage:

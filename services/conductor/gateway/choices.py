@@ -10,11 +10,20 @@ from dataclasses import replace
 import msgspec
 
 from services.conductor.gateway.prompts import Prepared
+from services.conductor.generation import Generation, Siblings
 
 
 def fan_out(prepared: Sequence[Prepared], n: int) -> list[Prepared]:
     """Choice ``i * n + j`` is answer ``j`` to prompt ``i``."""
     return [_choice(prompt, number) for prompt in prepared for number in range(n)]
+
+
+def related(generations: Sequence[Generation], n: int) -> list[Generation]:
+    """Those of one prompt know of each other, so that one instance computes it for all."""
+    if n == 1:
+        return list(generations)
+    shared = [Siblings() for _ in generations[::n]]
+    return [replace(generation, siblings=shared[choice // n]) for choice, generation in enumerate(generations)]
 
 
 def leader(choice: int, n: int) -> int:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from services.conductor.gateway.choices import leader
+from services.conductor.gateway.choices import leader, related
 from services.conductor.generation import Dispatcher, Generation, Token
 from shared.errors import AttemptFailed, Contended
 from shared.telemetry import held_gauge
@@ -29,7 +29,7 @@ class Generations:
 
     def __init__(self, dispatcher: Dispatcher, generations: Sequence[Generation], n: int = 1) -> None:
         self._dispatcher = dispatcher
-        self._generations = generations
+        self._generations = related(generations, n)
         self._n = n
         self._begun = [asyncio.Event() for _ in generations]
         self._queue: asyncio.Queue[Step | BaseException] = asyncio.Queue(QUEUED)
