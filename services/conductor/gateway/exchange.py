@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from aiohttp import web
+from multidict import CIMultiDict
 from opentelemetry import propagate, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
@@ -57,7 +58,8 @@ class Exchange:
     @contextmanager
     def traced(self, request: web.BaseRequest, operation: str) -> Iterator[None]:
         """The request's root span, under the client's ``traceparent`` where it sent one."""
-        parent = propagate.extract(request.headers)
+        sane = CIMultiDict((name, value) for name, value in request.headers.items() if value.isascii())
+        parent = propagate.extract(sane)  # its readers of headers fail over other bytes
         name = f"{request.method} {request.path}"
         with tracer().start_as_current_span(
             name, parent, SpanKind.SERVER, record_exception=False, set_status_on_exception=False

@@ -137,12 +137,14 @@ class Gateway:
             exchange.route, method = "model", "GET"
         elif path in self.routes:
             exchange.route, method, handler = self.routes[path]
+        elif path == "*":  # the server as a whole
+            method = "GET"
         else:
             raise HttpError(404, "unknown_url", f"Unknown request URL: {clip(request.method, 16)} {clip(path)}")
         allowed = "GET, HEAD, OPTIONS" if method == "GET" else f"{method}, OPTIONS"
         if request.method == "OPTIONS":
             return web.Response(status=204, headers={"Allow": allowed, REQUEST_ID: exchange.id})
-        if request.method not in allowed.split(", "):
+        if path == "*" or request.method not in allowed.split(", "):
             message = f"Not allowed to {clip(request.method, 16)} on {clip(path)}"
             raise HttpError(405, "method_not_allowed", message, allow=allowed)
         return await handler(request, exchange)
