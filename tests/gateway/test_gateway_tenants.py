@@ -79,13 +79,21 @@ async def test_every_endpoint_of_the_api_wants_a_key(start: StartApi, path: Path
         assert error["code"] == "invalid_api_key"
         assert got["WWW-Authenticate"] == "Bearer"
         assert "sk-wrong" not in error["message"]
-    for url, status in (("/v1/models", 401), ("/cluster", 401), ("/health", 200), ("/ready", 200), ("/metrics", 200)):
+    for url in ("/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize", "/v1/completions"):
+        status, answer, got = await api.post(url, {"prompt": 5})
+        assert (status, assert_envelope(answer, got)["code"]) == (401, "invalid_api_key")
+    closed, open_ = ("/v1/models", "/v1/models/tiny", "/cluster", "/version"), ("/health", "/ready", "/metrics")
+    for url, status in [*((url, 401) for url in closed), *((url, 200) for url in (*open_, "/openapi.json"))]:
         async with api.http.get(api.server.url + url) as response:
             assert response.status == status
         async with api.http.get(api.server.url + url, headers=bearer(ALICE)) as response:
             assert response.status == 200
     assert api.dispatcher.asked == []
     assert (await ask(api, bearer(ALICE)))[0] == 200
+    async with api.http.get(api.server.url + "/openapi.json") as response:
+        paths = (await response.json())["paths"]
+    assert all(paths[url]["get"]["security"] == [{"key": []}] for url in ("/cluster", "/version", "/v1/models"))
+    assert all(paths[url]["get"]["security"] == [] for url in open_)
 
 
 async def test_tenants_have_roots_of_their_own(start: StartApi, path: Path) -> None:
