@@ -24,13 +24,21 @@ if TYPE_CHECKING:
 @dataclass(eq=False)
 class Running:
     """A sequence with what its job lends to the loop. ``over`` ends with the sequence, ``filled`` tells of new full
-    blocks."""
+    blocks; ``indexed`` is set while the block index has all of them. ``last``: the final output, where it has to wait
+    for that (rule: the next turn finds this one's blocks)."""
 
     sequence: Sequence
     holds: Holds
     owner: Owner
     over: asyncio.Future[None]
     filled: asyncio.Event = field(default_factory=asyncio.Event)
+    indexed: asyncio.Event = field(default_factory=asyncio.Event)
+    last: Output | None = None
+
+    def fill(self) -> None:
+        """There are full blocks to commit."""
+        self.indexed.clear()
+        self.filled.set()
 
     def fail(self, error: MooncakeError) -> None:
         if not self.over.done():
@@ -159,20 +167,31 @@ class Decoder:
         running = self._by_key[sequence.key]
         sequence.stepped()
         if sequence.flushing or drawn is None:
-            running.filled.set()
+            running.fill()
             self._end(running)
             return
         output = sequence.accept(drawn.token, self._service.context_length, drawn.logprob, drawn.top)
         self._tokens.inc()
+        if sequence.done % sequence.size == 0:
+            running.fill()
+        if output.finish:
+            self._finish(running, output)
+            if running.last is not None:
+                return
         self._service.outputs.add(sequence.key, output)
         entries.setdefault(sequence.gateway, []).append((sequence.key, output, None))
-        if sequence.done % sequence.size == 0:
-            running.filled.set()
-        if output.finish:
+
+    def _finish(self, running: Running, output: Output) -> None:
+        """The last token. It is held back while blocks are still to be computed, committed or indexed: who has it may
+        ask the next question at once, and must find them."""
+        sequence = running.sequence
+        sequence.flushing = sequence.fills_with_last
+        if sequence.flushing or not running.indexed.is_set():
+            running.last = output
+        else:
             self._service.finish(sequence.key)
-            sequence.flushing = sequence.fills_with_last
-            if not sequence.flushing:
-                self._end(running)
+        if not sequence.flushing:
+            self._end(running)
 
     def _end(self, running: Running) -> None:
         self.batch.remove(running.sequence)

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 from services.decode.decoder import Running
 from services.decode.sequence import Sequence
 from shared.engines.base import Held, Landing, PoolClass
-from shared.errors import DoesNotFit, MooncakeError, NoRoom, PoolFull, StoreError, UnknownAttempt
+from shared.errors import (
+    DeadlineExceeded,
+    DoesNotFit,
+    MooncakeError,
+    NoRoom,
+    PoolFull,
+    StoreError,
+    Unavailable,
+    UnknownAttempt,
+)
 from shared.instance.attempts import Key, Phase
 from shared.instance.job import Job, Prompt
 from shared.instance.tracing import span
@@ -26,6 +35,8 @@ READY_WAIT_S = 0.5
 GRANT_WAIT_S = 1.0
 """How long a landing request is kept waiting: as long as prefill listens before it asks again."""
 LANDED_WAIT_S = 1.0
+LAST_WAIT_S = 0.25
+"""How long the last token is held back for the index: some 5 ms as a rule, this long where Redis is gone."""
 
 
 class DecodeJob(Job):
@@ -181,15 +192,37 @@ class DecodeJob(Job):
         async with asyncio.TaskGroup() as group:
             commits = group.create_task(self._commits(running))
             await self.service.decoder.decode(running)
+            await self._publish_last(running)
+            await running.indexed.wait()
             commits.cancel()
-        await self._commit(running)
+
+    async def _publish_last(self, running: Running) -> None:
+        """The final output goes out once the index has all blocks, or cannot be waited for any longer."""
+        if running.last is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WAIT_S):
+                await running.indexed.wait()
+        self.service.outputs.add(self.key, running.last)
+        self.service.courier.publish(self.gateway, [(self.key, running.last, None)])
+        self.service.finish(self.key)
 
     async def _commits(self, running: Running) -> None:
         """Commit blocks as they fill, beside the steps."""
         while True:
-            await self._commit(running)
-            await running.filled.wait()
             running.filled.clear()
+            await self._commit(running)
+            if not running.filled.is_set():
+                await self._settle_index()
+            if not running.filled.is_set():
+                running.indexed.set()
+                await running.filled.wait()
+
+    async def _settle_index(self) -> None:
+        """Wait until the index has what was committed; not for long, it may be gone."""
+        with contextlib.suppress(TimeoutError, Unavailable, DeadlineExceeded):
+            async with asyncio.timeout(LAST_WAIT_S):
+                await self.store.commit([], b"", [], indexed=True)
 
     async def _commit(self, running: Running) -> None:
         for run in running.sequence.filled():

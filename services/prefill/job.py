@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from services.prefill.groups import LayerGroups, chunk_runs, whole_run
 from services.prefill.plan import Await, Block, Chunk, next_step, repeats_last
 from services.prefill.streamer import Streamer
 from shared.engines.base import Draw, Drawn, LandingTarget, LayerHook, Run, Work
-from shared.errors import InternalError, MooncakeError, ProtocolError, StoreError
+from shared.errors import DeadlineExceeded, InternalError, MooncakeError, ProtocolError, StoreError, Unavailable
 from shared.instance.attempts import Phase
 from shared.instance.job import Job, Prompt
 from shared.instance.tracing import span
@@ -21,6 +22,9 @@ from shared.messages import LandingGrant, LandingRequest, Output, Ready, Start, 
 
 if TYPE_CHECKING:
     from services.prefill.service import Prefill
+
+LAST_WAIT_S = 0.25
+"""How long an only token is held back for the index: some 5 ms as a rule, this long where Redis is gone."""
 
 
 class PrefillJob(Job):
@@ -35,6 +39,7 @@ class PrefillJob(Job):
         self.streamer = Streamer(self.store, self.owner, service.settings.stream_timeout_s)
         self.arrived = service.now()
         self.computed = 0
+        self._commits: list[asyncio.Task[None]] = []
         self._complete: set[int] = set()
         self._late: set[int] = set()
 
@@ -78,6 +83,8 @@ class PrefillJob(Job):
             stream = group.create_task(self.streamer.run())
             landing = group.create_task(self._ask_landing())
             output, usage = await self._first_token(group)
+            if output.finish:
+                await self._indexed()
             self.service.courier.publish(self.gateway, [(self.key, output, usage)])
             if not output.finish:
                 await landing
@@ -147,7 +154,7 @@ class PrefillJob(Job):
         self._progress()
         size = self.prompt.block_size
         filled = [i for i in chunk.filled(size) if self.blocks.state[i] is Block.OURS]
-        group.create_task(self._commit(filled))
+        self._commits.append(group.create_task(self._commit(filled)))
         self._complete.update(chunk.blocks(size))
         self._need_now([i for i in chunk.blocks(size) if i in self._late])
 
@@ -159,6 +166,14 @@ class PrefillJob(Job):
             if self.store.closed:
                 raise
             self.service.log.warning("blocks were not committed", request=self.key[0], error=e.code)
+
+    async def _indexed(self) -> None:
+        """The only token is the last one too: who has it may ask the next question at once, and must find the prompt's
+        blocks. Not for long, the index may be gone."""
+        with contextlib.suppress(TimeoutError, Unavailable, DeadlineExceeded):
+            async with asyncio.timeout(LAST_WAIT_S):
+                await asyncio.gather(*(asyncio.shield(task) for task in self._commits))
+                await self.store.commit([], b"", [], indexed=True)
 
     def _draw(self) -> Draw:
         prompt = self.prompt

@@ -39,4 +39,3 @@ async def test_a_chat_of_six_turns_reuses_all_of_the_turn_before(real_up: Callab
         assert total - before >= B
         before = total
         messages.append({"role": "assistant", "content": answer.text})
-        await mesh.indexed()  # a person takes longer to type; the index follows within milliseconds

@@ -6,9 +6,17 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+import psutil
 import pytest
 
+from shared.blocks import chain_keys, split_keys
+from shared.index.lookup import lookup
+from shared.messages import Sampling
+from shared.redis_client import RedisLink
+
 if TYPE_CHECKING:
+    from shared.engines.local import LocalRunner
     from tests.mesh.conftest import Alone, Mesh
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
@@ -69,6 +77,25 @@ async def test_a3_one_token(mesh: Mesh, alone: Alone, tokens: Callable[[int], li
         assert (answer.text, answer.finish) == (alone(prompt, 1), "length")
         assert answer.usage["completion_tokens"] == 1
     assert await mesh.settled() == {}
+
+
+@pytest.mark.parametrize("transport", ["shm"], indirect=True)
+@pytest.mark.parametrize(("length", "output"), [(2 * B, 1), (2 * B + 20, 12), (B + 1, 2 * B), (B + 30, 7), (5, 3)])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_has_the_last_token_finds_all_full_blocks_in_the_index(
+    mesh: Mesh, runner: LocalRunner, tokens: Callable[[int], list[int]], length: int, output: int, stream: bool
+) -> None:
+    """The next turn may come at once: nothing waits between the answer and the look at the index."""
+    link = RedisLink(psutil.Process(mesh.pid("services.conductor")).environ()["MOONCAKE_REDIS"])
+    for _ in range(5):
+        prompt = tokens(length)
+        sampling = Sampling(max_tokens=output, seed=0, temperature=0.0)
+        drawn = [o.token for o in runner.generate(np.array(prompt, dtype=np.uint32), sampling)]
+        assert (await mesh.ask(prompt, max_tokens=output, stream=stream, ignore_eos=True)).status == 200
+        keys = chain_keys(runner.engine.namespace.root(), np.array(prompt + drawn, dtype=np.uint32), B)
+        places = await lookup(link, "default", split_keys(keys))
+        assert all(places) and len(places) == (length + output) // B
+    await link.close()
 
 
 async def test_a4_first_token_is_a_stop_token(

@@ -63,6 +63,11 @@ async def asked_of(mesh: Mesh, prompt: list[int]) -> str:
     return next(id for id, count in after.items() if count > before.get(id, 0))
 
 
+def blocks_by_agent(mesh: Mesh) -> dict[str, int]:
+    """How many blocks the index has of each agent."""
+    return dict(mesh.cluster()["index"]["blocks"])
+
+
 async def serving(mesh: Mesh) -> bool:
     return (await mesh.ask([11, 12, 13], max_tokens=2)).status == 200
 
@@ -101,10 +106,14 @@ async def test_verify_always_corrupt_blocks_are_recomputed_counted_and_dropped(
     corrupted: Corrupt, alone: Alone, transport: str
 ) -> None:
     mesh, prompt = await corrupted("--transport", transport, "--verify", "always")
-    before = mesh.total("mooncake_store_corrupt_blocks_total")
+    before, indexed = mesh.total("mooncake_store_corrupt_blocks_total"), blocks_by_agent(mesh)
     answer = await mesh.ask(prompt)
     assert answer.text == alone(prompt)
-    assert mesh.total("mooncake_store_corrupt_blocks_total") > before
+    corrupt = mesh.total("mooncake_store_corrupt_blocks_total") - before
+    assert corrupt >= 1
     await mesh.indexed()
+    after = blocks_by_agent(mesh)
+    lost = {agent: held - after.get(agent, 0) for agent, held in indexed.items() if held > after.get(agent, 0)}
+    assert list(lost.values()) == [corrupt], "the owner's corrupt blocks, and nobody else's, are gone from the index"
     third = await mesh.ask(prompt)
     assert third.text == alone(prompt)

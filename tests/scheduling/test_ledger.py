@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from services.conductor.scheduling import Ask, Booking, Decision, Ledger, Scheduler, policy
 from services.conductor.scheduling.decodes import LiveColumns
+from services.conductor.scheduling.ledger import LINGER_S
 from services.conductor.scheduling.optimistic import Optimistic
 from shared.blocks import KEY, chain_keys
 from shared.latency import DecodeModel, PrefillModel
@@ -178,6 +179,21 @@ def test_an_instance_that_leaves_takes_its_requests_along() -> None:
     assert not ledger.view(b"", {}, 0.0).decode.assigned.any() and not ledger.optimistic
 
 
+def test_blocks_count_on_for_a_moment_after_the_first_token() -> None:
+    """The index hears of them some milliseconds later; an instance that comes back has none of them."""
+    ledger, keys = fleet(2, 1), chain(1, 2)
+    decision, booking = place(ledger, keys)
+    booking.prefilled(1.0)
+    booking.end()
+    assert ledger.optimistic.match(keys)[decision.prefill][0] == 2
+    ledger.view(keys, {}, 1.0 + LINGER_S)
+    assert not ledger.optimistic
+    decision, booking = place(ledger, keys)
+    booking.prefilled(3.0)
+    ledger.remove(decision.prefill)
+    assert not ledger.optimistic
+
+
 @given(st.data())
 @settings(max_examples=100, deadline=None)
 def test_optimistic_matches_are_longest_common_prefixes(data: st.DataObject) -> None:
@@ -256,6 +272,7 @@ class Bookkeeping(RuleBasedStateMachine):
         for booking in self.bookings:
             booking.end()
             booking.end()
+        self.now += LINGER_S
         for id in ("p0", "p1", "p2"):
             self.ledger.report(id, Load(), self.now)
         view = self.ledger.view(chain(0), {}, self.now)

@@ -5,6 +5,7 @@ Everything added by :meth:`Ledger.book` is gone after :meth:`Booking.end`, whate
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping
 
 from services.conductor.scheduling.agents import Agents
@@ -15,6 +16,9 @@ from services.conductor.scheduling.prefills import Prefills
 from services.conductor.scheduling.views import Ask, View
 from shared.latency import DecodeModel, PrefillModel
 from shared.messages import Load
+
+LINGER_S = 1.0
+"""How long blocks that were just computed are taken for present: longer than the index takes to hear of them."""
 
 
 class Booking:
@@ -36,10 +40,10 @@ class Booking:
         self._ledger.decodes.settle(self._number, self.decision.decode)
 
     def prefilled(self, now: float) -> None:
-        """Its first token came: the blocks are committed, so the index speaks for them now."""
+        """Its first token came: the blocks are committed, and the index speaks for them within moments."""
         if self._prefilling and self._open:
             self._ledger.decodes.join(self._number, now)
-        self._end_prefill()
+        self._end_prefill(now)
 
     def end(self) -> None:
         self._end_prefill()
@@ -48,12 +52,15 @@ class Booking:
             self._ledger.decodes.end(self._number, self.decision.decode)
             self._ledger.open_bookings.discard(self._number)
 
-    def _end_prefill(self) -> None:
+    def _end_prefill(self, first_token: float | None = None) -> None:
         if self._prefilling:
             self._prefilling = False
             ledger, decision = self._ledger, self.decision
             ledger.prefills.end(self._number, decision.prefill)
-            ledger.optimistic.remove(decision.prefill, self._keys)
+            if first_token is None or decision.prefill not in ledger.prefills.seats:
+                ledger.optimistic.remove(decision.prefill, self._keys)
+            else:
+                ledger.linger(decision.prefill, self._keys, first_token)
             if decision.fetch_blocks:
                 ledger.agents.end(self._number, decision.sources[0][0])
 
@@ -67,6 +74,7 @@ class Ledger:
         self.agents = Agents(link_rate)
         self.optimistic = Optimistic()
         self.open_bookings: set[int] = set()
+        self._lingering: deque[tuple[float, str, bytes]] = deque()
         self._numbers = 0
 
     # -- the fleet -------------------------------------------------------------------------------------
@@ -85,6 +93,7 @@ class Ledger:
         self.prefills.remove(id)
         self.decodes.remove(id)
         self.agents.remove(id)
+        self._forget_lingering(id)
 
     def set_open(self, id: str, open: bool) -> None:
         """Whether the instance gets new work."""
@@ -94,10 +103,25 @@ class Ledger:
             self.decodes.set_open(id, open)
 
     def report(self, id: str, load: Load, now: float) -> None:
+        self._let_linger(now)
         if id in self.prefills.seats:
             self.prefills.report(id, load, now)
         if id in self.decodes.seats:
             self.decodes.report(id, load, now)
+
+    def linger(self, instance: str, keys: bytes, now: float) -> None:
+        """Promised blocks are there now: they count on until the index surely has them."""
+        self._lingering.append((now + LINGER_S, instance, keys))
+
+    def _let_linger(self, now: float) -> None:
+        while self._lingering and self._lingering[0][0] <= now:
+            _, instance, keys = self._lingering.popleft()
+            self.optimistic.remove(instance, keys)
+
+    def _forget_lingering(self, instance: str) -> None:
+        for _, id, keys in [one for one in self._lingering if one[1] == instance]:
+            self.optimistic.remove(id, keys)
+        self._lingering = deque(one for one in self._lingering if one[1] != instance)
 
     # -- requests --------------------------------------------------------------------------------------
 
@@ -106,6 +130,7 @@ class Ledger:
     ) -> View:
         """For a prompt with the chain ``keys``; ``matches``: agent id -> blocks of it held there. ``closed``: ids
         that are out of the question for this request."""
+        self._let_linger(now)
         return View(
             prefill=self.prefills.view(now, matches, self.optimistic.match(keys), closed),
             decode=self.decodes.view(now, closed, block_size),
