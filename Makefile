@@ -10,7 +10,7 @@ unexport VIRTUAL_ENV
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check format bench docs clean
+.PHONY: help install run test check format fuzz bench docs clean
 
 help:
 	@echo "make install   create .venv (nothing outside it) with everything to run and test"
@@ -21,6 +21,7 @@ help:
 	@echo "                 make install TORCH=/path/to/torch-...whl"
 	@echo "make run       the whole mesh on this machine; ARGS='--port 18000 --prefill 2 --decode 2'"
 	@echo "make test      all tests, with coverage by package; ARGS='-k store -x'"
+	@echo "make fuzz      schemathesis against a live mesh, by its own OpenAPI description; ARGS='--seconds 60'"
 	@echo "make check     lint, format, types, import contracts (needs no network once installed)"
 	@echo "make format    let ruff rewrite what it can"
 	@echo "make bench     print a table of measurements, write benchmarks/results/*.json"
@@ -42,7 +43,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(if $(TORCH),$(BIN)/pip install $(TORCH))
 	@grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
 	$(BIN)/pip install -q -c constraints.txt hatchling editables
-	$(BIN)/pip install $(if $(TORCH),-c $(VENV)/constraints.txt,-c constraints.txt) --no-build-isolation -e '.[engine,test]'
+	$(BIN)/pip install $(if $(TORCH),-c $(VENV)/constraints.txt,-c constraints.txt) --no-build-isolation -e '.[engine,test,clients]'
 	@printf '%s' '$(TORCH)' > $(STAMP)
 
 run: $(STAMP)
@@ -62,6 +63,9 @@ check: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.clients.fuzz $(ARGS)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)

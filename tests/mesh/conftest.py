@@ -52,10 +52,12 @@ class Answer:
 
 
 class Mesh:
-    """A running ``mooncake up``: its HTTP address, its processes, what they say of themselves."""
+    """A running ``mooncake up``: its HTTP address, its processes, what they say of themselves. ``key``: where it asks
+    for one."""
 
     def __init__(self, url: str, child: subprocess.Popen[bytes], log: Path) -> None:
         self.url, self.child, self.log = url, child, log
+        self.key = ""
 
     # -- requests ----------------------------------------------------------------------------------------------
 
@@ -73,8 +75,7 @@ class Mesh:
         body |= {"messages": prompt} if path.endswith("chat/completions") else {"prompt": prompt}
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        async with self.session(headers) as session, session.post(self.url + path, json=body) as response:
+        async with self.session(_bearer(key or self.key)) as session, session.post(self.url + path, json=body) as response:
             if response.status != 200:
                 error = (await response.json())["error"]
                 return Answer(response.status, error=error, headers=dict(response.headers))
@@ -89,7 +90,8 @@ class Mesh:
             yield session
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+        request = urllib.request.Request(self.url + path, headers=_bearer(self.key))
+        with urllib.request.urlopen(request, timeout=10) as answer:
             return json.load(answer)
 
     # -- what it says of itself --------------------------------------------------------------------------------
@@ -165,6 +167,10 @@ class Mesh:
     def stop(self) -> int:
         self.child.send_signal(signal.SIGINT)
         return self.child.wait(20)
+
+
+def _bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def _text(url: str) -> str:
@@ -256,7 +262,7 @@ def up(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
 
     def start(*flags: str) -> Mesh:
         if flags not in running or running[flags].child.poll() is not None:
-            running[flags] = _start(["--model", str(tiny), *BASE, *flags], tmp_path_factory.mktemp("mesh") / "log")
+            running[flags] = start_mesh(["--model", str(tiny), *BASE, *flags], tmp_path_factory.mktemp("mesh") / "log")
         return running[flags]
 
     yield start
@@ -271,7 +277,7 @@ def real_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
     running: list[Mesh] = []
 
     def start(*flags: str) -> Mesh:
-        running.append(_start(flags, tmp_path_factory.mktemp("real") / "log", patience=240))
+        running.append(start_mesh(flags, tmp_path_factory.mktemp("real") / "log", patience=240))
         return running[-1]
 
     yield start
@@ -279,7 +285,7 @@ def real_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
         assert one.stop() == 0, one.log.read_text()
 
 
-def _start(flags: Sequence[str], log: Path, patience: float = 55) -> Mesh:
+def start_mesh(flags: Sequence[str], log: Path, patience: float = 100) -> Mesh:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]

@@ -1,0 +1,57 @@
+"""The mesh that all clients are pointed at, and a world in which there is nothing else."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.live import live_mesh
+from tests.mesh.conftest import MODEL, Mesh
+
+# Read when these libraries are imported: what they would fetch comes with them.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+os.environ["LANGSMITH_TRACING"] = os.environ["LANGCHAIN_TRACING_V2"] = "false"
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A seeded random Llama. The folder's name is the served model's."""
+    from shared.engines.tiny import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("models") / MODEL)
+
+
+@pytest.fixture(scope="session")
+def mesh(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    with live_mesh(model, tmp_path_factory.mktemp("clients")) as mesh:
+        yield mesh
+
+
+@pytest.fixture(autouse=True)
+def _own_keys_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients read keys, addresses and proxies from the environment: there is nothing but what a test gives them."""
+    for name in list(os.environ):
+        if name.startswith("OPENAI_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _nobody_asks_the_internet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    asked: list[str] = []
+    resolve = socket.getaddrinfo
+
+    def own_machine_only(host: Any, *rest: Any, **options: Any) -> Any:
+        name = host.decode() if isinstance(host, bytes) else host
+        if name not in (None, "127.0.0.1", "::1", "localhost"):
+            asked.append(name)
+            raise socket.gaierror(socket.EAI_NONAME, f"a test asked for {name}")
+        return resolve(host, *rest, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", own_machine_only)
+    yield
+    assert asked == []
