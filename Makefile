@@ -25,7 +25,7 @@ help:
 	@echo "make check     lint, format, types, import contracts (needs no network once installed)"
 	@echo "make format    let ruff rewrite what it can"
 	@echo "make bench     print a table of measurements, write benchmarks/results/*.json"
-	@echo "make docs      rewrite the generated page docs/configuration.md"
+	@echo "make docs      rewrite the generated parts of docs/"
 	@echo "make clean     remove caches and build output (not .venv)"
 
 # Asking for another torch than the installed one makes the stamp stale.
@@ -73,6 +73,7 @@ bench: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/mooncake config-docs --output docs/configuration.md
 	$(BIN)/python docs/modules.py
+	$(BIN)/python docs/api.py
 
 clean:
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist
