@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tests.mesh.conftest import Alone, Mesh
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
+CORRUPT = "mooncake_store_corrupt_blocks_total"
 B, BLOCKS = 32, 40
 
 Corrupt = Callable[..., Awaitable[tuple["Mesh", list[int]]]]
@@ -106,11 +107,11 @@ async def test_verify_always_corrupt_blocks_are_recomputed_counted_and_dropped(
     corrupted: Corrupt, alone: Alone, transport: str
 ) -> None:
     mesh, prompt = await corrupted("--transport", transport, "--verify", "always")
-    before, indexed = mesh.total("mooncake_store_corrupt_blocks_total"), blocks_by_agent(mesh)
+    before, indexed = mesh.total(CORRUPT, where="owned"), blocks_by_agent(mesh)
     answer = await mesh.ask(prompt)
     assert answer.text == alone(prompt)
-    corrupt = mesh.total("mooncake_store_corrupt_blocks_total") - before
-    assert corrupt >= 1
+    corrupt = mesh.total(CORRUPT, where="owned") - before
+    assert corrupt == BLOCKS
     await mesh.indexed()
     after = blocks_by_agent(mesh)
     lost = {agent: held - after.get(agent, 0) for agent, held in indexed.items() if held > after.get(agent, 0)}
