@@ -20,7 +20,7 @@ help:
 	@echo "                 make install TORCH='torch --index-url URL'   (URL: the CPU index pytorch.org names)"
 	@echo "                 make install TORCH=/path/to/torch-...whl"
 	@echo "make run       the whole mesh on this machine; ARGS='--port 18000 --prefill 2 --decode 2'"
-	@echo "make test      all tests, with coverage by package; ARGS='-k store -x'"
+	@echo "make test      all tests, a file to a worker, with coverage by package; ARGS='-k store -x -n0'"
 	@echo "make fuzz      schemathesis against a live mesh, by its own OpenAPI description; ARGS='--seconds 60'"
 	@echo "make check     lint, format, types, import contracts (needs no network once installed)"
 	@echo "make format    let ruff rewrite what it can"
@@ -51,7 +51,7 @@ run: $(STAMP)
 
 test: $(STAMP)
 	@rm -f .coverage .coverage.*
-	$(BIN)/python -m pytest --cov --cov-report= $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --cov --cov-report= $(ARGS)
 	@$(BIN)/python tests/coverage_by_package.py
 
 check: $(STAMP)

@@ -19,3 +19,8 @@ def _own_settings_only(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if (name.startswith("MOONCAKE_") and name not in KEPT) or name.startswith("OTEL_"):
             monkeypatch.delenv(name)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole meshes first: they take longest, so the workers of a parallel run end together."""
+    items.sort(key=lambda item: item.get_closest_marker("mesh") is None)
