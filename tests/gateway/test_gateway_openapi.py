@@ -25,18 +25,9 @@ VOCABULARY = 326
 DOCUMENT = document(Served(MODEL, VOCABULARY, 10 * 2**20, keys=True))
 
 
-# JSON Schema counts 1.0 among the integers; the server, which reads the text, does not.
-STRICT = jsonschema.validators.extend(
-    jsonschema.Draft202012Validator,
-    type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine(
-        "integer", lambda _, value: isinstance(value, int) and not isinstance(value, bool)
-    ),
-)
-
-
-def validator(name: str, within: dict[str, Any] = DOCUMENT) -> Any:
+def validator(name: str, within: dict[str, Any] = DOCUMENT) -> jsonschema.Draft202012Validator:
     schema = {"$ref": f"#/components/schemas/{name}", "components": within["components"]}
-    return STRICT(schema)
+    return jsonschema.Draft202012Validator(schema)
 
 
 def test_it_is_openapi() -> None:
@@ -137,13 +128,19 @@ async def test_an_unready_server_answers_as_described(start: StartApi) -> None:
         validator("Ready").validate(await response.json())
 
 
+async def test_a_whole_number_is_written_without_a_fraction(api: Api) -> None:
+    """JSON Schema counts 1.0 among the integers; the server, which reads the text, does not. The page says so."""
+    status, answer, _ = await api.chat(max_tokens=1.0)
+    assert (status, answer["error"]["param"]) == (400, "max_tokens")
+
+
 # -- what it takes ---------------------------------------------------------------------------------------------
 
 LEAF = (
     st.none()
     | st.booleans()
     | st.integers(-3, 200)
-    | st.sampled_from([2**31, 2**63 - 1, 2**63, -(2**63), 10**30, 0.5, 1.0, 1.5, -1.5, 2.5])
+    | st.sampled_from([2**31, 2**63 - 1, 2**63, -(2**63), 10**30, 0.5, 1.5, -1.5, 2.5])
     | st.sampled_from(["", "x", "none", "auto", "text", "function", MODEL])
 )
 JSON = st.recursive(
