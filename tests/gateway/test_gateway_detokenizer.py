@@ -8,6 +8,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers
 
 from services.conductor.gateway.detokenizer import PENDING, REPLACEMENT, Detokenizer
+from services.conductor.gateway.pieces import Pieces
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 
@@ -70,3 +71,22 @@ def test_bytes_that_never_become_a_character_do_not_pile_up() -> None:
 
 def test_a_prompt_that_ends_inside_a_character_is_not_repeated() -> None:
     assert "".join(pieces(encode("ok"), encode("abc é")[:-1])) == "ok"
+
+
+@given(TEXT, st.integers(0, 64))
+def test_a_character_that_the_prompt_began_is_given_out_when_it_is_complete(text: str, cut: int) -> None:
+    """Wherever prompt and answer are divided, together they are the text."""
+    ids = encode(text)
+    prompt, rest = ids[:cut], ids[cut:]
+    pieces = Pieces(LIBRARY, SPECIAL)
+    whole = len(prompt) - pieces.unfinished(prompt)
+    machine = Detokenizer(LIBRARY, SPECIAL, prompt[:whole], prompt[whole:])
+    before = text.encode()[: len(prompt)].decode(errors="ignore")
+    assert len(before.encode()) == whole
+    assert before + "".join([*(machine.feed(i) for i in rest), machine.flush()]) == text
+
+
+def test_a_character_that_the_prompt_began_and_nobody_completes_is_the_prompts() -> None:
+    machine = Detokenizer(LIBRARY, SPECIAL, encode("a"), encode("🗼")[:2])
+    assert "".join([*(machine.feed(i) for i in encode("bc")), machine.flush()]) == "bc"
+    assert Detokenizer(LIBRARY, SPECIAL, encode("a"), encode("🗼")[:2]).flush() == ""

@@ -113,3 +113,11 @@ def test_text_logprobs_are_lists_side_by_side(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("kind", [ChatLogprobs, TextLogprobs])
 def test_no_tokens_are_empty_lists(tokenizer: Tokenizer, kind: type[ChatLogprobs | TextLogprobs]) -> None:
     assert all(not value for value in kind(tokenizer.pieces).fields([]).values())
+
+
+@given(st.text(alphabet="aé日🗼", max_size=6), st.integers(0, 24))
+def test_what_a_text_leaves_unfinished(text: str, cut: int) -> None:
+    library = Library(models.BPE(byte_alphabet(), []))
+    library.decoder = decoders.ByteLevel()
+    data = text.encode()[:cut]
+    assert Pieces(library, frozenset()).unfinished(list(data)) == len(data) - len(data.decode(errors="ignore").encode())

@@ -151,7 +151,7 @@ async def test_n_choices_take_one_prefill_and_have_seeds_of_their_own(
     mesh: Mesh, alone: Alone, tokens: Tokens, stream: bool
 ) -> None:
     n, prompt = 5, tokens(30 * B + 9)
-    hot = {"temperature": 0.9, "seed": 42}
+    hot: dict[str, Any] = {"temperature": 0.9, "seed": 42}
     expected = await asyncio.to_thread(
         lambda: [alone(prompt, 24, **hot | {"seed": derived_seed(42, j)}) for j in range(n)]
     )
@@ -169,7 +169,7 @@ async def test_n_choices_take_one_prefill_and_have_seeds_of_their_own(
 
 async def test_choices_of_several_prompts_come_prompt_by_prompt(mesh: Mesh, alone: Alone, tokens: Tokens) -> None:
     prompts = [tokens(B + 3), tokens(5)]
-    hot = {"temperature": 0.9, "seed": 7}
+    hot: dict[str, Any] = {"temperature": 0.9, "seed": 7}
     expected = [alone(p, 24, **hot | {"seed": derived_seed(7, j)}) for p in prompts for j in range(2)]
     for stream in (False, True):
         answer = await complete(mesh, prompts, stream=stream, count=4, n=2, best_of=2, **hot)

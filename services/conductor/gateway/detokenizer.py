@@ -16,15 +16,25 @@ class Detokenizer:
     """Over the library's stream, which holds a token back while its bytes end inside a character.
 
     ``prompt``: the last ids of the prompt, so that the first word keeps or drops its space as the model meant.
-    Special tokens (``special``) have no text.
+    ``unfinished``: ids at its very end that begin a character, which is given out when it is complete. Special tokens
+    (``special``) have no text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, special: frozenset[int], prompt: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        special: frozenset[int],
+        prompt: Sequence[int] = (),
+        unfinished: Sequence[int] = (),
+    ) -> None:
         self._tokenizer = tokenizer
         self._special = special
         self._context = self._whole([i for i in prompt[-CONTEXT:] if i not in special])
         self._pending: list[int] = []
         self._stream = self._new_stream()
+        self._foreign = ""  # of the prompt's text, what comes with the character that it left unfinished
+        if unfinished:
+            self._begin(unfinished)
 
     def feed(self, token: int) -> str:
         """The text that is complete now, "" while it is not."""
@@ -37,14 +47,26 @@ class Detokenizer:
             return self._restart()
         if text:
             self._settle()
-            return text
+            return self._own(text) if self._foreign else text
         return self._restart() if len(self._pending) >= PENDING else ""
 
     def flush(self) -> str:
         """The rest, when no more tokens come; bytes of a character that was cut off are dropped."""
         text = self._tail().rstrip(REPLACEMENT)
         self._settle()
-        return text
+        return self._own(text) if self._foreign else text
+
+    def _begin(self, unfinished: Sequence[int]) -> None:
+        self._pending = list(unfinished)
+        self._foreign = self._tail()
+        for token in unfinished:
+            self._stream.step(self._tokenizer, token)
+
+    def _own(self, text: str) -> str:
+        """``text`` without the prompt's. What never became a character (``text`` begins with the replacement, too) was
+        the prompt's own."""
+        before, self._foreign = self._foreign.rstrip(REPLACEMENT), ""
+        return text.removeprefix(before).lstrip(REPLACEMENT)
 
     def _whole(self, context: list[int]) -> list[int]:
         """``context``, unless it ends inside a character: the stream would then give the prompt's text out again."""
@@ -61,7 +83,7 @@ class Detokenizer:
         text = self._tail()
         self._settle()
         self._stream = self._new_stream()
-        return text
+        return self._own(text) if self._foreign else text
 
     def _settle(self) -> None:
         if self._pending:

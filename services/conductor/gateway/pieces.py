@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from tokenizers import Tokenizer
 
+LONGEST = 4  # bytes of a character
+_Utf8 = codecs.getincrementaldecoder("utf-8")
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -37,6 +40,20 @@ class Pieces:
         except KeyError:
             found = self._known[token] = self._find(token)
             return found
+
+    def unfinished(self, tokens: Sequence[int]) -> int:
+        """How many tokens at the end of a text begin a character that they do not complete."""
+        count, data = 0, b""
+        while count < len(tokens) and len(data) < LONGEST:
+            count += 1
+            data = (self.data(tokens[-count]) or b"") + data
+        decoder = _Utf8("ignore")
+        decoder.decode(data)
+        missing, count = len(decoder.getstate()[0]), 0
+        while missing > 0:
+            count += 1
+            missing -= len(self.data(tokens[-count]) or b"")
+        return count
 
     def name(self, token: int) -> str:
         """For a token without bytes."""

@@ -56,7 +56,7 @@ def salted(namespace: Namespace, salt: str) -> Namespace:
 def _echo(ask: Ask, prompt: Prompt, tokenizer: Tokenizer) -> str:
     if not ask.echo or isinstance(prompt, list):
         return ""
-    return prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
+    return prompt if isinstance(prompt, str) else tokenizer.echo(prompt)
 
 
 def _tokens(prompt: Prompt, tokenizer: Tokenizer, ask: Ask) -> Tokens:

@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer as Library
 
 from services.conductor.gateway.chat_template import ChatTemplate
-from services.conductor.gateway.detokenizer import Detokenizer
+from services.conductor.gateway.detokenizer import REPLACEMENT, Detokenizer
 from services.conductor.gateway.pieces import Pieces
 from shared.blocks import Tokens
 from shared.errors import ConfigError, InvalidInput
@@ -66,8 +66,16 @@ class Tokenizer:
         """The text of a prompt that came as token ids, its special tokens included."""
         return str(self._library.decode(tokens.tolist(), skip_special_tokens=False))
 
+    def echo(self, prompt: Tokens) -> str:
+        """The same without a character that the prompt leaves unfinished: its end is the answer's."""
+        text = self.decode(prompt)
+        return text.rstrip(REPLACEMENT) if self.pieces.unfinished(prompt[-64:].tolist()) else text
+
     def detokenizer(self, prompt: Tokens) -> Detokenizer:
-        return Detokenizer(self._library, self.special, prompt[-64:].tolist())
+        """Of what follows ``prompt``."""
+        last = [id for id in prompt[-64:].tolist() if id not in self.special]
+        whole = len(last) - self.pieces.unfinished(last)
+        return Detokenizer(self._library, self.special, last[:whole], last[whole:])
 
     def _encode(self, text: str, *, special: bool) -> Tokens:
         return np.array(self._library.encode(text, add_special_tokens=special).ids, dtype=np.uint32)
