@@ -128,10 +128,15 @@ async def test_an_unready_server_answers_as_described(start: StartApi) -> None:
         validator("Ready").validate(await response.json())
 
 
-async def test_a_whole_number_is_written_without_a_fraction(api: Api) -> None:
-    """JSON Schema counts 1.0 among the integers; the server, which reads the text, does not. The page says so."""
-    status, answer, _ = await api.chat(max_tokens=1.0)
-    assert (status, answer["error"]["param"]) == (400, "max_tokens")
+async def test_a_number_without_a_fraction_is_an_integer(api: Api) -> None:
+    """As JSON Schema has it."""
+    assert (await api.chat(max_tokens=1.0, seed=-3.0, stop_token_ids=[5.0]))[0] == 200
+    assert (await api.complete(prompt=[5.0, 6], max_tokens=2e0, temperature=1))[0] == 200
+    assert api.dispatcher.asked[0].sampling.max_tokens == 1
+    assert api.dispatcher.asked[1].tokens.tolist() == [5, 6]
+    for body in ({"max_tokens": 1.5}, {"max_tokens": 1e30}, {"max_tokens": 1.0, "seed": 10**30}, {"n": True}):
+        status, answer, _ = await api.chat(**body)
+        assert (status, answer["error"]["param"] in body) == (400, True), answer
 
 
 # -- what it takes ---------------------------------------------------------------------------------------------
@@ -140,7 +145,7 @@ LEAF = (
     st.none()
     | st.booleans()
     | st.integers(-3, 200)
-    | st.sampled_from([2**31, 2**63 - 1, 2**63, -(2**63), 10**30, 0.5, 1.5, -1.5, 2.5])
+    | st.sampled_from([2**31, 2**63 - 1, 2**63, -(2**63), 10**30, 0.5, 1.0, 5.0, 1.5, -1.5, 2.5])
     | st.sampled_from(["", "x", "none", "auto", "text", "function", MODEL])
 )
 JSON = st.recursive(
@@ -167,7 +172,7 @@ MESSAGE = st.fixed_dictionaries(
         "zzz": LEAF,
     },
 )
-TOKENS = st.integers(-1, VOCABULARY + 1) | st.just(5)
+TOKENS = st.integers(-1, VOCABULARY + 1) | st.sampled_from([5, 5.0])
 PROMPT = st.just("x") | LEAF | st.lists(st.just("x") | TOKENS | st.lists(TOKENS, max_size=3), max_size=3)
 OTHERS = {
     "stream_options": st.fixed_dictionaries({}, optional={"include_usage": LEAF, "zzz": LEAF}),

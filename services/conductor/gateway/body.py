@@ -172,14 +172,44 @@ def _decoder(kind: type[B]) -> msgspec.json.Decoder[B]:
 def decode_body(raw: bytes, kind: type[B]) -> B:
     """Raises InvalidInput; ``field`` is the path inside the body, as ``messages[0].content``."""
     try:
-        body: B = _decoder(kind).decode(raw)
+        return _decoded(raw, kind)
     except msgspec.ValidationError as e:
         raise _explained(str(e), raw) from None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:
+    except RecursionError:
+        raise InvalidInput("the body is nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
         raise InvalidInput(f"the body is not valid JSON: {e}") from None
+
+
+def _decoded(raw: bytes, kind: type[B]) -> B:
+    """JSON knows one kind of number, so 5.0 is taken for 5; only a body that has such a number pays for it."""
+    decoder = _decoder(kind)
+    try:
+        body: B = decoder.decode(raw)
+    except msgspec.ValidationError as e:
+        if not str(e).startswith(FRACTION):
+            raise
+        try:
+            whole = msgspec.json.encode(_whole(msgspec.json.decode(raw)))
+        except OverflowError:  # a number of more than 64 bits, which no field takes
+            raise e from None
+        body = decoder.decode(whole)
     return body
 
 
+def _whole(value: Any) -> Any:
+    """The same with integers for numbers that have no fraction."""
+    match value:
+        case float():
+            return int(value) if value.is_integer() and abs(value) <= MAX_INT64 else value
+        case list():
+            return [_whole(one) for one in value]
+        case dict():
+            return {key: _whole(one) for key, one in value.items()}
+    return value
+
+
+FRACTION = "Expected `int"  # ... got `float`
 _WHERE = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*?)`)?\Z", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`")

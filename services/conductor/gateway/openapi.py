@@ -219,13 +219,18 @@ def _success(operation: Operation) -> dict[str, Any]:
     else:
         content = {kind: {"schema": {"type": "string"}} for kind in operation.reply}
     if operation.chunk:
-        events = (
-            f"With `stream: true`: events `data: {operation.chunk}`, then `data: [DONE]`; a stream that fails after "
-            "its first token ends with `data: Error` instead."
-        )
-        chunk = _ref(operation.chunk)["$ref"]
-        content[SSE_TYPE] = {"schema": {"type": "string", "description": events, "x-event-data": chunk}}
+        content[SSE_TYPE] = {"schema": _event(operation.chunk)}
     return {"description": operation.summary, "headers": _headers(["X-Request-Id"]), "content": content}
+
+
+def _event(chunk: str) -> Schema:
+    """One event of a stream, as its readers see it."""
+    how = (
+        f"With `stream: true`: events whose data is a `{chunk}`, then one with `[DONE]`; a stream that fails after its "
+        "first token ends with an `Error` instead."
+    )
+    data = {"type": "string", "contentMediaType": JSON, "contentSchema": _ref(chunk)}
+    return {"type": "object", "description": how, "properties": {"data": data}, "required": ["data"]}
 
 
 def _response(operation: Operation, status: int) -> dict[str, Any]:
