@@ -22,6 +22,7 @@ from transformers.utils import logging
 from shared.blocks import Namespace
 from shared.engines.attention import NAME, PagedStep, paged_attention
 from shared.engines.base import Drawn, LayerHook, PoolMap, Work
+from shared.engines.packed import pack
 from shared.engines.plan import Plan
 from shared.engines.pool import DTYPES, KVPool, check_geometry
 from shared.engines.sampling import draw, is_plain_greedy
@@ -61,9 +62,9 @@ class TransformersEngine:
         self._thread = 0
         self._use_threads()
         self._device = torch.device(device)
-        self._model = _load(folder, self._dtype, self._device)
         self._pool: KVPool | None = None
-        self._probe()
+        self.packed = False
+        self._start(folder)
 
     @property
     def namespace(self) -> Namespace:
@@ -119,7 +120,18 @@ class TransformersEngine:
             self._thread = threading.get_ident()
             torch.set_num_threads(self._threads)
 
-    def _probe(self) -> None:
+    def _start(self, folder: Path) -> None:
+        """Load and try; a model that does not run on packed weights runs without."""
+        self._model = _load(folder, self._dtype, self._device)
+        try:
+            self._probe(packing=True)
+        except ConfigError:
+            if not self.packed:
+                raise
+            self._model = _load(folder, self._dtype, self._device)
+            self._probe(packing=False)
+
+    def _probe(self, packing: bool) -> None:
         """Run a few tokens through the model as it is and through ours: raises ConfigError unless every layer used
         the paged attention once, with the KV geometry of the namespace, and the logits agree."""
         geometry = self._namespace.geometry
@@ -130,6 +142,7 @@ class TransformersEngine:
             with torch.inference_mode():
                 ids = torch.from_numpy(tokens.astype(np.int64))[None].to(self._device)
                 expected = self._model(input_ids=ids, use_cache=False).logits[0]
+            self.packed = packing and pack(self._model)
             self._model.set_attn_implementation(NAME)
             plan = self._plan([Work(tokens, 0, range(pool.slots))], PROBE_TOKENS)
             plan.drawing = torch.arange(PROBE_TOKENS)
