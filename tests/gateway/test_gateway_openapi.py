@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import jsonschema
@@ -15,7 +16,7 @@ from services.conductor.gateway.ask import ask_chat, ask_completion
 from services.conductor.gateway.body import ChatBody, CompletionBody, decode_body
 from services.conductor.gateway.openapi import STATUSES, document, operations
 from services.conductor.gateway.prompts import Limits, prepare
-from services.conductor.gateway.schemas import Served
+from services.conductor.gateway.schemas import Served, up_to
 from services.conductor.gateway.tokenizer import Tokenizer
 from services.conductor.gateway.tokenizing import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from shared.errors import InvalidInput
@@ -139,6 +140,12 @@ async def test_a_number_without_a_fraction_is_an_integer(api: Api) -> None:
         assert (status, answer["error"]["param"] in body) == (400, True), answer
 
 
+@given(st.integers(0, 2**33), st.integers(0, 2**33))
+def test_the_expression_for_token_ids_is_exact(highest: int, number: int) -> None:
+    for one in (number, highest, highest + 1, max(highest - 1, 0)):
+        assert bool(re.fullmatch(up_to(highest), str(one))) == (one <= highest)
+
+
 # -- what it takes ---------------------------------------------------------------------------------------------
 
 LEAF = (
@@ -179,7 +186,7 @@ OTHERS = {
     "stop": st.lists(st.just("s") | LEAF, max_size=17),
     "stop_token_ids": st.lists(TOKENS, max_size=3),
     "logit_bias": st.dictionaries(
-        st.sampled_from(["1", "9", "x", "-1", "", "1" * 11]), st.floats(-101, 101), max_size=2
+        st.sampled_from(["1", "0325", "326", "x", "-1", "", "0" * 11]), st.floats(-101, 101), max_size=2
     ),
     "response_format": st.sampled_from([{"type": "text"}, {"type": "json_object"}]),
     "modalities": st.sampled_from([["text"], ["audio"]]),

@@ -229,7 +229,8 @@ def _event(chunk: str) -> Schema:
         f"With `stream: true`: events whose data is a `{chunk}`, then one with `[DONE]`; a stream that fails after its "
         "first token ends with an `Error` instead."
     )
-    data = {"type": "string", "contentMediaType": JSON, "contentSchema": _ref(chunk)}
+    text = {"type": "string", "contentMediaType": JSON, "contentSchema": {"anyOf": [_ref(chunk), _ref("Error")]}}
+    data = {"anyOf": [{"const": "[DONE]"}, text]}
     return {"type": "object", "description": how, "properties": {"data": data}, "required": ["data"]}
 
 

@@ -39,8 +39,8 @@ def schemas(served: Served) -> dict[str, Schema]:
     for name in ("ChatBody", "CompletionBody", "TokenizeBody", "DetokenizeBody"):
         _name_the_model(found[name], served.model)
         _bound_the_tokens(found[name], served.vocabulary - 1)
-    _body(found["ChatBody"])
-    _body(found["CompletionBody"])
+    _body(found["ChatBody"], served.vocabulary - 1)
+    _body(found["CompletionBody"], served.vocabulary - 1)
     _chat(found["ChatBody"])
     _completion(found["CompletionBody"], served.vocabulary - 1)
     found["TokenizeBody"]["oneOf"] = [_given("prompt", {"type": "string"}), _given("messages", {"type": "array"})]
@@ -80,12 +80,12 @@ def _bound_the_tokens(schema: Schema, highest: int) -> None:
                 kind["items"] = kind["items"] | {"maximum": highest}
 
 
-def _body(schema: Schema) -> None:
+def _body(schema: Schema, highest: int) -> None:
     for name, values in NEUTRAL.items():
         if name in schema["properties"] and name not in UNUSED_WHEN_NONE:
             _replace(schema, name, {"enum": [*values, None]})
     biases = next(kind for kind in schema["properties"]["logit_bias"]["anyOf"] if kind["type"] == "object")
-    biases["propertyNames"] = {"pattern": "^[0-9]{1,10}$"}
+    biases["propertyNames"] = {"pattern": f"^0*(?:{up_to(highest)})$", "maxLength": 10}
     _only(schema, _given("stream_options", {"type": "object"}), _given("stream", {"const": True}))
 
 
@@ -102,3 +102,15 @@ def _completion(schema: Schema, highest: int) -> None:
     several = {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES}
     _replace(schema, "prompt", {"anyOf": [text, tokens, several | {"items": text}, several | {"items": tokens}]})
     _only(schema, _given("echo", {"const": True}), {"properties": {"logprobs": {"type": "null"}}})
+
+
+def up_to(highest: int) -> str:
+    """A regular expression for the numbers from 0 to ``highest``, for keys that are token ids."""
+    digits = str(highest)
+    shorter = [f"[0-9]{{1,{len(digits) - 1}}}"] if len(digits) > 1 else []
+    below = [
+        f"{digits[:i]}[0-{int(digit) - 1}][0-9]{{{len(digits) - i - 1}}}"
+        for i, digit in enumerate(digits)
+        if int(digit)
+    ]
+    return "|".join([*shorter, *below, digits])
