@@ -19,7 +19,7 @@ from shared.errors import ProtocolError, WireError
 PROTOCOL = 1
 
 
-class Ref(msgspec.Struct, frozen=True):
+class Ref(msgspec.Struct, frozen=True, gc=False):
     """A process: ``id`` is a UUID in hex that lives as long as its registration, ``incarnation`` 64 random bits."""
 
     id: str
@@ -194,12 +194,12 @@ class Need(AttemptMessage, frozen=True, kw_only=True, tag="need"):
 # -- instance -> gateway -------------------------------------------------------------------------------------
 
 
-class Logprob(msgspec.Struct, frozen=True, array_like=True):
+class Logprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     token: int
     logprob: float
 
 
-class Output(msgspec.Struct, frozen=True, array_like=True):
+class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One drawn token. ``index`` counts the request's outputs from 0. ``finish`` is "" or the reason
     ("stop", "length", "error"), always inside the entry of the last token (``finish_inside``)."""
 
@@ -211,7 +211,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     top: list[Logprob] = []
 
 
-class Usage(msgspec.Struct, frozen=True, array_like=True):
+class Usage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Sent with output 0. Tokens of the prompt that were not computed, and where they came from."""
 
     cached_tokens: int = 0
@@ -221,7 +221,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     prefill_ms: float = 0.0
 
 
-class TokenEntry(msgspec.Struct, frozen=True, array_like=True):
+class TokenEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     request: str
     attempt: int
     output: Output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from shared.blocks import Namespace, Tokens
 from shared.messages import Output, Ref, Sampling, Usage
@@ -37,8 +37,7 @@ class Generation:
     siblings: Siblings | None = None
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """One delivered token, in order, exactly once per index and choice. ``usage`` comes with the first."""
 
     output: Output

@@ -33,7 +33,10 @@ class Attempt:
     parts: dict[Side, Part]
 
     def side_of(self, ref: Ref) -> Side | None:
-        return next((side for side, part in self.parts.items() if part.ref == ref), None)
+        for side, part in self.parts.items():
+            if part.ref == ref:
+                return side
+        return None
 
 
 @dataclass(frozen=True)

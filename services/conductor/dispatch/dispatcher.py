@@ -212,7 +212,7 @@ class MeshDispatcher:
     def _tell(self, request: str, event: events.Event) -> None:
         run = self.mesh.runs.get(request)
         if run:
-            run.inbox.put_nowait(event)
+            run.inbox.put(event)
         else:
             metrics.STALE.inc()
 
@@ -228,7 +228,7 @@ class MeshDispatcher:
     def _bus_changed(self, up: bool) -> None:
         self.roster.bus(up, asyncio.get_running_loop().time())
         for run in self.mesh.runs.values():
-            run.inbox.put_nowait(events.BusChanged(up))
+            run.inbox.put(events.BusChanged(up))
 
     # -- what the metadata store says ------------------------------------------------------------------
 
@@ -292,4 +292,4 @@ class MeshDispatcher:
 
     def _dead(self, ref: Ref) -> None:
         for run in self.mesh.runs.values():
-            run.inbox.put_nowait(events.Died(ref))
+            run.inbox.put(events.Died(ref))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.conductor.dispatch.attempts import Side
 from shared.errors import MooncakeError
@@ -25,9 +26,8 @@ class Refusal:
     error: MooncakeError
 
 
-@dataclass(frozen=True)
-class Arrived:
-    """A token, pushed or asked for."""
+class Arrived(NamedTuple):
+    """A token, pushed or asked for. A tuple, since there is one for every token."""
 
     attempt: int
     sender: Ref

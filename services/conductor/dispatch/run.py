@@ -16,6 +16,7 @@ from services.conductor.dispatch.stream import TokenStream
 from services.conductor.generation import Generation, Token
 from services.conductor.scheduling import Objectives, Rejection
 from shared.errors import AttemptFailed, BusDown, Contended, DoesNotFit, MooncakeError, NoRoom, PoolFull, Unavailable
+from shared.inbox import Inbox
 from shared.messages import Ref, Usage
 from shared.telemetry import log, tracer
 
@@ -32,7 +33,7 @@ class Run:
 
     def __init__(self, mesh: Mesh, generation: Generation, now: float) -> None:
         self.generation = generation
-        self.inbox: asyncio.Queue[events.Event] = asyncio.Queue()
+        self.inbox = Inbox[events.Event]()
         self.attempts = Attempts(mesh.settings.max_attempts)
         self.stream = TokenStream(mesh.settings.silence_s, now)
         self.effort: Effort | None = None
@@ -59,7 +60,7 @@ class Run:
     def abandon(self, error: MooncakeError) -> None:
         """Have the iterator raise ``error`` as soon as it is asked for the next token."""
         self._abandoned = error
-        self.inbox.put_nowait(events.BusChanged(self._bus_lost is None))
+        self.inbox.put(events.BusChanged(self._bus_lost is None))
 
     # -- waiting ---------------------------------------------------------------------------------------
 
@@ -67,14 +68,10 @@ class Run:
         """The next event, or None when something is due."""
         if self._abandoned:
             raise self._abandoned
-        if not self.inbox.empty():
-            return self.inbox.get_nowait()
-        try:
-            async with asyncio.timeout_at(self._due()):
-                return await self.inbox.get()
-        except TimeoutError:
-            self._on_time()
-            return None
+        if self.inbox or await self.inbox.wait(self._due()):
+            return self.inbox.take()
+        self._on_time()
+        return None
 
     def _due(self) -> float:
         if self._bus_lost is not None:
@@ -120,7 +117,7 @@ class Run:
         """That prefill has handed over and forgotten it is no news; of decode it is."""
         for event in await self._mesh.teller.since(ref, effort.letters.since(ref, index)):
             if isinstance(event, events.Arrived) or ref == effort.placement.decode:
-                self.inbox.put_nowait(event)
+                self.inbox.put(event)
 
     # -- what happened ---------------------------------------------------------------------------------
 
@@ -269,7 +266,7 @@ class Run:
         if isinstance(event, events.Took) and event.load:
             self._mesh.ledger.report(ref.id, event.load, self._loop.time())
             self.settle(ref)
-        self.inbox.put_nowait(event)
+        self.inbox.put(event)
 
     def _left(self, left: Left | None) -> None:
         """An attempt ended; choose again, unless there is nothing to gain by it."""
@@ -331,6 +328,7 @@ class Run:
         """Whatever the reason, nothing of it stays."""
         self.attempts.finish()
         self._release("closed")
+        self.inbox.close()
 
 
 def objectives(mesh: Mesh, generation: Generation) -> Objectives:

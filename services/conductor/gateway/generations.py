@@ -9,6 +9,7 @@ from typing import NamedTuple
 from services.conductor.gateway.choices import leader, related
 from services.conductor.generation import Dispatcher, Generation, Token
 from shared.errors import AttemptFailed, Contended
+from shared.inbox import Inbox
 from shared.telemetry import held_gauge
 
 QUEUED = 64  # tokens that wait here for a slow reader; more wait in the dispatcher
@@ -32,7 +33,8 @@ class Generations:
         self._generations = related(generations, n)
         self._n = n
         self._begun = [asyncio.Event() for _ in generations]
-        self._queue: asyncio.Queue[Step | BaseException] = asyncio.Queue(QUEUED)
+        self._steps = Inbox[Step | Exception]()
+        self._room = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._gauge = held_gauge("gateway_generations")
 
@@ -51,22 +53,29 @@ class Generations:
 
     async def batch(self) -> list[Step]:
         """All tokens that are there; waits for the first. Raises what a generation raised, after its tokens."""
-        first = await self._queue.get()
+        await self._steps.wait()
+        self._room.set()
         steps: list[Step] = []
-        while True:
-            if isinstance(first, BaseException):
-                if not steps:
-                    raise first
-                self._queue.put_nowait(first)  # there is room: it was just taken out
-                return steps
-            steps.append(first)
-            if self._queue.empty():
-                return steps
-            first = self._queue.get_nowait()
+        while self._steps:
+            step = self._steps.take()
+            if isinstance(step, Step):
+                steps.append(step)
+            elif steps:
+                self._steps.put(step)
+                break
+            else:
+                raise step
+        return steps
 
     def end(self, choice: int) -> None:
         """Cancel one of them; its tokens that are queued still come."""
         self._tasks[choice].cancel()
+
+    async def _put(self, step: Step | Exception) -> None:
+        while len(self._steps) >= QUEUED:
+            self._room.clear()
+            await self._room.wait()
+        self._steps.put(step)
 
     async def _run(self, choice: int, generation: Generation) -> None:
         first = leader(choice, self._n)
@@ -78,7 +87,7 @@ class Generations:
                     await self._begun[first].wait()
                 await self._pump_patiently(choice, generation)
         except Exception as error:
-            await self._queue.put(error)
+            await self._put(error)
 
     async def _pump_patiently(self, choice: int, generation: Generation) -> None:
         """The request was accepted as a whole: a choice that finds no room now waits until there is some."""
@@ -100,7 +109,7 @@ class Generations:
         try:
             async for token in stream:
                 finish = token.output.finish
-                await self._queue.put(Step(choice, token))
+                await self._put(Step(choice, token))
                 if token.output.index == 0:
                     self._begun[choice].set()
             if not finish:
