@@ -111,3 +111,24 @@ def test_processes_generate_the_same_with_threads_that_wait_passively(
     elsewhere = json.loads(subprocess.check_output(command, env={**os.environ, "PYTHONHASHSEED": "5"}))
     with LocalRunner(llama, slots=8) as runner:
         assert elsewhere == ["passive", tokens(runner.generate(prompt, how()))]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_logprobs_are_those_of_the_plain_model(
+    llama: TransformersEngine, model: Callable[..., Any], prompts: Prompts, temperature: float
+) -> None:
+    """Of the first token too, which is drawn where the prompt ends, and whatever settings bend the draw."""
+    import torch
+
+    prompt = prompts(2 * B + 5)
+    bent = how(logprobs=4, temperature=temperature, presence_penalty=1.5, repetition_penalty=1.2, top_k=9)
+    with LocalRunner(llama, slots=8, chunk=B) as runner:
+        outputs = runner.generate(prompt, bent)
+    ids = torch.tensor([[*prompt.tolist(), *tokens(outputs)]])
+    with torch.no_grad():
+        logits = model("llama")(ids).logits[0, len(prompt) - 1 : -1]
+    rows = torch.log_softmax(logits.double(), -1).numpy()
+    for row, output in zip(rows, outputs, strict=True):
+        assert output.logprob == pytest.approx(row[output.token], abs=2e-4)
+        assert [one.token for one in output.top] == np.argsort(-row, kind="stable")[:4].tolist()
+        np.testing.assert_allclose([one.logprob for one in output.top], np.sort(row)[::-1][:4], atol=2e-4)

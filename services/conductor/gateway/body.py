@@ -80,7 +80,7 @@ class Body(Struct, forbid_unknown_fields=True, kw_only=True):
     ] = None
     n: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None,
-        doc("Answers to each prompt, all from one computation of the prompt's cached part. Default 1."),
+        doc("Answers to each prompt, whose full KV blocks are computed once for all of them. Default 1."),
     ] = None
     stop: Annotated[
         StopText | Stops | None,
