@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import OpenAI
 
-from tests.clients.live import live_mesh
+from tests.clients.live import KEY, live_mesh
 from tests.mesh.conftest import MODEL, Mesh
 
 # Read when these libraries are imported: what they would fetch comes with them.
@@ -30,6 +31,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def mesh(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     with live_mesh(model, tmp_path_factory.mktemp("clients")) as mesh:
         yield mesh
+
+
+@pytest.fixture(scope="session")
+def client(mesh: Mesh) -> Iterator[OpenAI]:
+    """It refuses every answer that is not exactly of the types that it declares."""
+    with OpenAI(
+        base_url=mesh.url + "/v1", api_key=KEY, max_retries=0, timeout=50, _strict_response_validation=True
+    ) as one:
+        yield one
+
+
+@pytest.fixture(scope="session")
+def usual(mesh: Mesh) -> Iterator[OpenAI]:
+    """For streamed completions: their chunks have `finish_reason: null`, as OpenAI's have, and other than the type
+    that this client declares."""
+    with OpenAI(base_url=mesh.url + "/v1", api_key=KEY, max_retries=0, timeout=50) as one:
+        yield one
 
 
 @pytest.fixture(autouse=True)

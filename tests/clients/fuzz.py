@@ -14,6 +14,7 @@ from tests.clients.live import KEY, live_mesh
 from tests.mesh.conftest import MODEL, Mesh
 
 SCHEMATHESIS = Path(sys.executable).parent / "schemathesis"
+CONFIG = Path(__file__).with_name("schemathesis.toml")
 SECRET = f"Authorization: Bearer {KEY}"
 OPTIONS = (
     "--phases=examples,coverage,fuzzing",
@@ -24,12 +25,22 @@ OPTIONS = (
     "--suppress-health-check=all",
     "--request-timeout=60",
     "--no-color",
+    "--output-sanitize=false",
 )
 
 
 def fuzz(mesh: Mesh, folder: Path, *options: str, patience: float) -> subprocess.CompletedProcess[str]:
     """One run of it; ``returncode`` 0: nothing found. ``patience`` in seconds. Reports lie in ``folder``."""
-    argv = [str(SCHEMATHESIS), "run", mesh.url + "/openapi.json", "-H", SECRET, *OPTIONS, *options]
+    argv = [
+        str(SCHEMATHESIS),
+        f"--config-file={CONFIG}",
+        "run",
+        mesh.url + "/openapi.json",
+        "-H",
+        SECRET,
+        *OPTIONS,
+        *options,
+    ]
     return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=patience, check=False)
 
 

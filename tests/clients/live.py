@@ -71,7 +71,9 @@ def conductor_beside(mesh: Mesh, /, folder: Path, *, wait: bool = True, **settin
     flags = {"id": f"beside-{port}", "port": port, "metrics_port": 0} | settings
     argv = [*own.cmdline(), *(word for name, value in flags.items() for word in (_flag(name), str(value)))]
     with one.log.open("wb") as out:
-        child = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=own.environ())
+        child = subprocess.Popen(
+            argv, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=own.environ()
+        )
     try:
         deadline = time.monotonic() + 30
         while not (one.ready() if wait else one.answers()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,7 +9,8 @@ import pytest
 from tests.clients.live import KEY
 from tests.mesh.conftest import MODEL, Mesh
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
+# What it has to warn of lies in its own code.
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180), pytest.mark.filterwarnings("ignore")]
 
 HISTORY = [
     {"role": "system", "content": "Answer briefly."},
@@ -21,7 +21,7 @@ HISTORY = [
 
 
 @pytest.fixture(scope="module")
-def litellm() -> ModuleType:
+def litellm() -> Any:
     """Imported by the tests that use it: it takes seconds."""
     import litellm
 
@@ -43,13 +43,13 @@ def options(mesh: Mesh) -> dict[str, Any]:
     }
 
 
-def test_a_chat_with_history(litellm: ModuleType, options: dict[str, Any]) -> None:
+def test_a_chat_with_history(litellm: Any, options: dict[str, Any]) -> None:
     answer = litellm.completion(**options)
     assert answer.choices[0].message.content
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-def test_a_streamed_chat_with_history(litellm: ModuleType, options: dict[str, Any]) -> None:
+def test_a_streamed_chat_with_history(litellm: Any, options: dict[str, Any]) -> None:
     whole = litellm.completion(**options)
     chunks = list(litellm.completion(**options, stream=True, stream_options={"include_usage": True}))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
@@ -61,20 +61,20 @@ def test_a_streamed_chat_with_history(litellm: ModuleType, options: dict[str, An
     assert again.usage.prompt_tokens == whole.usage.prompt_tokens
 
 
-async def test_the_same_without_blocking(litellm: ModuleType, options: dict[str, Any]) -> None:
+async def test_the_same_without_blocking(litellm: Any, options: dict[str, Any]) -> None:
     whole = await litellm.acompletion(**options)
     stream = await litellm.acompletion(**options, stream=True)
     text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
     assert text == whole.choices[0].message.content
 
 
-def test_a_second_turn(litellm: ModuleType, options: dict[str, Any]) -> None:
+def test_a_second_turn(litellm: Any, options: dict[str, Any]) -> None:
     first = litellm.completion(**options).choices[0].message
     turns = [*HISTORY, first.model_dump(), {"role": "user", "content": "Go on."}]
     assert litellm.completion(**options | {"messages": turns}).choices[0].message.content
 
 
-def test_text_completion(litellm: ModuleType, options: dict[str, Any]) -> None:
+def test_text_completion(litellm: Any, options: dict[str, Any]) -> None:
     del options["messages"]
     options |= {"model": f"text-completion-openai/{MODEL}", "prompt": "Once upon a time"}
     whole = litellm.text_completion(**options)
@@ -91,8 +91,6 @@ def test_text_completion(litellm: ModuleType, options: dict[str, Any]) -> None:
         ({"model": "openai/another"}, "NotFoundError"),
     ],
 )
-def test_errors_have_their_classes(
-    litellm: ModuleType, options: dict[str, Any], changes: dict[str, Any], error: str
-) -> None:
+def test_errors_have_their_classes(litellm: Any, options: dict[str, Any], changes: dict[str, Any], error: str) -> None:
     with pytest.raises(getattr(litellm, error)):
         litellm.completion(**options | changes)

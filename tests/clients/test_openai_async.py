@@ -45,9 +45,7 @@ async def usual(mesh: Mesh) -> AsyncIterator[AsyncOpenAI]:
 
 
 async def _whole(client: AsyncOpenAI, number: int) -> str | None:
-    answer = await client.chat.completions.create(
-        model=MODEL, messages=_question(number), temperature=0, max_tokens=10
-    )
+    answer = await client.chat.completions.create(model=MODEL, messages=_question(number), temperature=0, max_tokens=10)
     return answer.choices[0].message.content
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -35,23 +34,6 @@ HISTORY: list[ChatCompletionMessageParam] = [
     {"role": "assistant", "content": "Paris."},
     {"role": "user", "content": [{"type": "text", "text": "And which river "}, {"type": "text", "text": "is there?"}]},
 ]
-
-
-@pytest.fixture(scope="module")
-def client(mesh: Mesh) -> Iterator[OpenAI]:
-    """It refuses every answer that is not exactly of the types that it declares."""
-    with OpenAI(
-        base_url=mesh.url + "/v1", api_key=KEY, max_retries=0, timeout=50, _strict_response_validation=True
-    ) as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def usual(mesh: Mesh) -> Iterator[OpenAI]:
-    """For streamed completions: their chunks have `finish_reason: null`, as OpenAI's have, and other than the type
-    that this client declares."""
-    with OpenAI(base_url=mesh.url + "/v1", api_key=KEY, max_retries=0, timeout=50) as one:
-        yield one
 
 
 # -- answers ---------------------------------------------------------------------------------------------------

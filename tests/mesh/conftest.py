@@ -75,7 +75,10 @@ class Mesh:
         body |= {"messages": prompt} if path.endswith("chat/completions") else {"prompt": prompt}
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        async with self.session(_bearer(key or self.key)) as session, session.post(self.url + path, json=body) as response:
+        async with (
+            self.session(_bearer(key or self.key)) as session,
+            session.post(self.url + path, json=body) as response,
+        ):
             if response.status != 200:
                 error = (await response.json())["error"]
                 return Answer(response.status, error=error, headers=dict(response.headers))
