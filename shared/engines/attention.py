@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shared.engines.base import LayerHook
-from shared.engines.plan import Chunk, Plan, Rows
+from shared.engines.plan import Chunk, Plan, Rows, View
 from shared.engines.pool import KVPool
 from shared.errors import ConfigError
 
@@ -53,12 +53,8 @@ def paged_attention(
     view = plan.view(sliding_window or 0)
     for chunk in view.chunks:
         out[chunk.first : chunk.last] = _chunk(chunk, pool, layer, query, key, value, scaling)
-    for rows in view.rows:
-        if rows.index is None:
-            out = _rows(rows, pool, layer, query[0].transpose(0, 1), key.shape[1], scaling)
-        else:
-            picked = query[0].index_select(1, rows.index.to(query.device)).transpose(0, 1)
-            out[rows.index.to(query.device)] = _rows(rows, pool, layer, picked, key.shape[1], scaling)
+    if view.rows:
+        _all_rows(view, pool, layer, query[0].transpose(0, 1), key.shape[1], scaling, out)
     return out[None], None
 
 
@@ -77,6 +73,20 @@ def _chunk(
         mask = chunk.mask.to(query.device)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=grouped)
     return out[0].transpose(0, 1)
+
+
+def _all_rows(
+    view: View, pool: KVPool, layer: int, query: Tensor, kv_heads: int, scaling: float | None, out: Tensor
+) -> None:
+    """Attention of the single tokens among ``query`` ``[tokens][heads][dim]``, into their places of ``out``."""
+    order = None if view.order is None else view.order.to(query.device)
+    picked = query if order is None else query.index_select(0, order)
+    found = out if order is None else torch.empty_like(picked)
+    for rows in view.rows:
+        part = picked[rows.first : rows.last]
+        found[rows.first : rows.last] = _rows(rows, pool, layer, part, kv_heads, scaling)
+    if order is not None:
+        out.index_copy_(0, order, found)
 
 
 def _rows(rows: Rows, pool: KVPool, layer: int, query: Tensor, kv_heads: int, scaling: float | None) -> Tensor:

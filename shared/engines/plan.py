@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -36,12 +37,12 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Rows:
-    """Single-token items of similar length: ``index`` among the flattened tokens (None: all of them, in order),
-    ``slots`` flat ``[rows * blocks]``, additive ``mask`` ``[rows][1][1][blocks * B]`` and, flat, the gathered token
-    positions ``unused`` whose bytes are nobody's and must not reach the arithmetic (they may be NaN)."""
+    """Single-token items of similar length, [first, last) in the order of :class:`View`: ``slots`` flat
+    ``[rows * blocks]``, additive ``mask`` ``[rows][1][1][blocks * B]`` and, flat, the gathered token positions
+    ``unused`` whose bytes are nobody's and must not reach the arithmetic (they may be NaN)."""
 
-    count: int
-    index: Tensor | None
+    first: int
+    last: int
     slots: Tensor
     mask: Tensor | None
     unused: Tensor | None
@@ -49,10 +50,12 @@ class Rows:
 
 @dataclass(frozen=True)
 class View:
-    """Chunks and row groups under one attention window (0: none)."""
+    """Chunks and row groups under one attention window (0: none). ``order``: where the rows are among the flattened
+    tokens; None when they are all tokens, in order."""
 
     chunks: list[Chunk]
     rows: list[Rows]
+    order: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -69,10 +72,20 @@ class _Item:
 
 class Plan:
     """One step over ``batch``. ``limit``: positions that a sequence may have; ``vocabulary``: token ids are below it.
-    Raises InvalidInput for work that is empty, too long, lacks slots or has unknown tokens."""
+    ``together``: blocks that a group of rows may gather at once. Raises InvalidInput for work that is empty, too
+    long, lacks slots or has unknown tokens."""
 
-    def __init__(self, batch: Sequence[Work], block_size: int, limit: int, vocabulary: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        batch: Sequence[Work],
+        block_size: int,
+        limit: int,
+        vocabulary: int,
+        dtype: torch.dtype,
+        together: int = 1 << 30,
+    ) -> None:
         self.block_size = block_size
+        self._together = together
         self.dtype = dtype
         self._views: dict[int, View] = {}
         self._items: list[_Item] = []
@@ -98,8 +111,13 @@ class Plan:
         """The attention of this step when a query sees the last ``window`` positions only (0: all)."""
         if window not in self._views:
             chunks = [self._chunk(i, window) for i in self._items if i.count > 1]
-            groups = _groups([i for i in self._items if i.count == 1], self.block_size, window)
-            self._views[window] = View(chunks, [self._rows(group, window) for group in groups])
+            groups = _groups([i for i in self._items if i.count == 1], self.block_size, window, self._together)
+            order = [item.first for group in groups for item in group]
+            self._views[window] = View(
+                chunks,
+                [self._rows(group, first, window) for group, first in zip(groups, _firsts(groups), strict=True)],
+                None if order == list(range(self.count)) else torch.tensor(order, dtype=torch.long),
+            )
         return self._views[window]
 
     def _chunk(self, item: _Item, window: int) -> Chunk:
@@ -117,7 +135,7 @@ class Plan:
             seen &= key > query - window
         return Chunk(first, last, item.keys - base, slots, self._additive(seen)[None, None])
 
-    def _rows(self, group: list[_Item], window: int) -> Rows:
+    def _rows(self, group: list[_Item], first: int, window: int) -> Rows:
         size = self.block_size
         tables = [i.slots[_low_block(i.start, window, size) : _blocks(i.keys, size)] for i in group]
         width = max(len(table) for table in tables)
@@ -130,11 +148,9 @@ class Plan:
         unused = (~seen).flatten().nonzero().flatten()
         if window:
             seen &= position >= keys - window
-        index = torch.tensor([i.first for i in group], dtype=torch.long)
-        everything = len(group) == self.count
         return Rows(
-            count=len(group),
-            index=None if everything and bool((index == torch.arange(self.count)).all()) else index,
+            first=first,
+            last=first + len(group),
             slots=slots.flatten(),
             mask=None if bool(seen.all()) else self._additive(seen)[:, None, None],
             unused=unused if len(unused) else None,
@@ -163,8 +179,9 @@ def _low_block(position: int, window: int, block_size: int) -> int:
     return max(0, position + 1 - window) // block_size if window else 0
 
 
-def _groups(items: list[_Item], block_size: int, window: int) -> list[list[_Item]]:
-    """Rows of similar length together: padding to the longest would make short ones pay for it."""
+def _groups(items: list[_Item], block_size: int, window: int, together: int) -> list[list[_Item]]:
+    """Rows of similar length together: padding to the longest would make short ones pay for it. No more of them than
+    gather ``together`` blocks."""
 
     def length(item: _Item) -> int:
         return _blocks(item.keys, block_size) - _low_block(item.start, window, block_size)
@@ -172,8 +189,14 @@ def _groups(items: list[_Item], block_size: int, window: int) -> list[list[_Item
     groups: list[list[_Item]] = []
     for item in sorted(items, key=length, reverse=True):
         widest = length(groups[-1][0]) if groups else 0
-        if groups and (widest <= SPLIT_BLOCKS or 2 * length(item) >= widest):
+        fits = groups and (len(groups[-1]) + 1) * widest <= together
+        if fits and (widest <= SPLIT_BLOCKS or 2 * length(item) >= widest):
             groups[-1].append(item)
         else:
             groups.append([item])
     return groups
+
+
+def _firsts(groups: list[list[_Item]]) -> list[int]:
+    """Where each group begins among the rows of all."""
+    return [0, *accumulate(len(group) for group in groups)][: len(groups)]

@@ -33,6 +33,8 @@ from shared.model_info import ModelInfo, model_info
 AttentionInterface.register(NAME, paged_attention)  # no mask function of that name: models build no mask
 
 PROBE_TOKENS = 8
+TOGETHER = 2 << 20
+"""Bytes of a layer's KV that rows attend to at once: what is gathered is to be in the core's cache when it is read."""
 STANDARD_LAYERS = {"full_attention", "sliding_attention", "attention"}
 
 
@@ -99,7 +101,9 @@ class TransformersEngine:
         return _draw(batch, self._forward(plan, self._pool, on_layer))
 
     def _plan(self, batch: Sequence[Work], limit: int) -> Plan:
-        return Plan(batch, self._namespace.block_size, limit, self.info.vocab_size, self._dtype)
+        geometry = self._namespace.geometry
+        together = max(1, TOGETHER // geometry.layer_bytes)
+        return Plan(batch, geometry.block_size, limit, self.info.vocab_size, self._dtype, together)
 
     @torch.inference_mode()
     def _forward(self, plan: Plan, pool: KVPool, on_layer: LayerHook | None = None) -> Tensor:

@@ -33,22 +33,23 @@ def visible(work: Work, position: int, window: int) -> set[tuple[int, int]]:
 
 
 def row_sees(rows: Rows, number: int) -> set[tuple[int, int]]:
-    table = rows.slots.view(rows.count, -1)[number].tolist()
+    table = rows.slots.view(rows.last - rows.first, -1)[number].tolist()
     places = [(slot, offset) for slot in table for offset in range(B)]
     seen = [True] * len(places) if rows.mask is None else (rows.mask[number, 0, 0] == 0).tolist()
     return {place for place, yes in zip(places, seen, strict=True) if yes}
 
 
-@given(batches(), st.sampled_from([0, 1, 3, 4, 10]))
-def test_every_query_sees_exactly_its_window(works: list[Work], window: int) -> None:
-    plan = Plan(works, B, 1000, 100, torch.float32)
+@given(batches(), st.sampled_from([0, 1, 3, 4, 10]), st.sampled_from([1, 8, 1000]))
+def test_every_query_sees_exactly_its_window(works: list[Work], window: int, together: int) -> None:
+    plan = Plan(works, B, 1000, 100, torch.float32, together)
     view = plan.view(window)
     firsts = np.cumsum([0, *[len(work.tokens) for work in works]])[:-1].tolist()
     at = dict(zip(firsts, works, strict=True))
     done = set()
+    order = list(range(plan.count)) if view.order is None else view.order.tolist()
+    assert [rows.last for rows in view.rows[:-1]] == [rows.first for rows in view.rows[1:]]
     for rows in view.rows:
-        index = list(range(plan.count)) if rows.index is None else rows.index.tolist()
-        for number, first in enumerate(index):
+        for number, first in enumerate(order[rows.first : rows.last]):
             done.add(first)
             assert row_sees(rows, number) == visible(at[first], at[first].start, window)
     for chunk in view.chunks:
@@ -86,9 +87,15 @@ def test_bytes_of_nobody_are_named() -> None:
 def test_short_rows_do_not_pay_for_long_ones() -> None:
     works = [Work(np.array([1], np.uint32), n * B, range(n + 1)) for n in (1, 40, 2, 200, 30)]
     groups = Plan(works, B, 1000, 100, torch.float32).view().rows
-    assert [rows.count for rows in groups] == [1, 2, 2]
+    assert [rows.last - rows.first for rows in groups] == [1, 2, 2]
     padded = sum(len(rows.slots) for rows in groups)
     assert padded < 2 * sum(len(work.slots) for work in works)
+
+
+def test_rows_gather_no_more_than_was_said() -> None:
+    works = [Work(np.array([1], np.uint32), n * B, range(n + 1)) for n in (3, 3, 3, 3, 20)]
+    groups = Plan(works, B, 1000, 100, torch.float32, 8).view().rows
+    assert [len(rows.slots) for rows in groups] == [21, 8, 8]
 
 
 def test_sequence_with_too_few_slots_is_refused() -> None:
