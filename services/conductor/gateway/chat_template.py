@@ -14,7 +14,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from services.conductor.gateway.meter import METER, Meter, TooMuch, metered
+from services.conductor.gateway.meter import FILTERS, METER, Meter, TooMuch, metered
 from shared.errors import ConfigError, InvalidInput
 
 # What a template may do wrong with a conversation that it was not made for.
@@ -67,7 +67,7 @@ def _environment() -> Sandbox:
     environment = Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols], finalize=_shown
     )
-    environment.filters["tojson"] = _tojson
+    environment.filters |= {"tojson": _tojson, **FILTERS}
     environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
     return environment
 

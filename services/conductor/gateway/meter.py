@@ -103,6 +103,10 @@ def metered(template: nodes.Template, environment: Environment) -> nodes.Templat
     return template
 
 
-def _call(method: str, *arguments: nodes.Node) -> nodes.Call:
-    meter = nodes.Getattr(nodes.Name(METER, "load"), method, "load")
-    return nodes.Call(meter, list(arguments), [], None, None)
+def _call(method: str, *arguments: nodes.Node) -> nodes.Filter:
+    """As a filter, which the sandbox calls at once; calls of objects it looks into first."""
+    return nodes.Filter(nodes.Name(METER, "load"), _NAMES[method], list(arguments), [], None, None)
+
+
+_NAMES = {"step": "__step", "text": "__text"}
+FILTERS = {"__step": Meter.step, "__text": Meter.text}
