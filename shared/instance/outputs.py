@@ -13,6 +13,10 @@ KEEP_S = 60.0
 """How long the outputs of an ended attempt wait for the gateway's acknowledgement."""
 
 
+MOST = 4096
+"""Outputs in one answer to ``since``; who is further behind asks again."""
+
+
 @dataclass
 class Kept:
     """Outputs of one attempt, without holes. ``first`` is the index of the first (above 0 after a migration)."""
@@ -52,13 +56,13 @@ class OutputLog:
         return True
 
     def since(self, key: Key, index: int) -> tuple[int, list[Output], Usage | None]:
-        """(first index, outputs from there on as far as drawn, usage). Raises UnknownAttempt."""
+        """(first index, at most ``MOST`` outputs from there on as far as drawn, usage). Raises UnknownAttempt."""
         kept = self._kept.get(key)
         if kept is None:  # rule: unknown
             raise UnknownAttempt(f"no outputs of attempt {key[1]} of {key[0]} are kept here")
         start = max(index, kept.first)  # rule: from_zero
         usage = kept.usage if start == kept.first else None
-        return start, kept.outputs[start - kept.first :], usage
+        return start, kept.outputs[start - kept.first :][:MOST], usage
 
     def end(self, key: Key, now: float) -> None:
         """The attempt is over; what it drew stays until acknowledged or expired (rule: keep_outputs)."""

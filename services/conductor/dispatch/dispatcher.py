@@ -203,7 +203,10 @@ class MeshDispatcher:
         if isinstance(message, TokenBatch):
             self._heard(message.sender, None)
             for entry in message.entries:
-                self._tell(entry.request, events.Arrived(entry.attempt, message.sender, entry.output, entry.usage))
+                if run := self.mesh.runs.get(entry.request):
+                    run.arrived(events.Arrived(entry.attempt, message.sender, entry.output, entry.usage))
+                else:
+                    metrics.STALE.inc()
         elif isinstance(message, Gone):
             error = MooncakeError.from_wire(message.error)
             self._tell(message.request, events.GivenUp(message.attempt, message.sender, error))

@@ -21,6 +21,7 @@ TTFT_ACTUAL = histogram("conductor_ttft_seconds", "Time to first token from the 
 TTFT_RATIO = histogram("conductor_ttft_prediction_ratio", "Actual over predicted time to first token.", buckets=RATIO)
 PROMPT_TOKENS = counter("conductor_prompt_tokens", "Tokens of prompts whose first token came.")
 HIT_TOKENS = counter("conductor_hit_tokens", "Of these, tokens that were not computed (hit rate by token).")
+LEFT_BEHIND = counter("conductor_tokens_left_behind", "Tokens not kept for slow readers; asked for again later.")
 STALE = counter("conductor_stale_messages", "Messages dropped: another incarnation, or a request that is over.")
 
 REASONS = frozenset(

@@ -25,6 +25,10 @@ LONGEST_BACKOFF = 1.0
 FIRST_TOKEN_FACTOR = 4.0
 """A first token this many times later than predicted (and later than the stall bound) is a stall."""
 
+BACKLOG = 1024
+"""Events that wait for a slow reader. What comes beyond stays with the instance, which keeps outputs until they are
+acknowledged: the gap is noticed when the reader has caught up, and asked for."""
+
 logger = log("dispatch")
 
 
@@ -56,6 +60,13 @@ class Run:
             self._finish()
         finally:
             self._close()
+
+    def arrived(self, event: events.Arrived) -> None:
+        """A token, unless too many wait already."""
+        if len(self.inbox) < BACKLOG:
+            self.inbox.put(event)
+        else:
+            metrics.LEFT_BEHIND.inc()
 
     def abandon(self, error: MooncakeError) -> None:
         """Have the iterator raise ``error`` as soon as it is asked for the next token."""
@@ -116,7 +127,9 @@ class Run:
     async def _since(self, effort: Effort, ref: Ref, index: int) -> None:
         """That prefill has handed over and forgotten it is no news; of decode it is."""
         for event in await self._mesh.teller.since(ref, effort.letters.since(ref, index)):
-            if isinstance(event, events.Arrived) or ref == effort.placement.decode:
+            if isinstance(event, events.Arrived):
+                self.arrived(event)
+            elif ref == effort.placement.decode:
                 self.inbox.put(event)
 
     # -- what happened ---------------------------------------------------------------------------------

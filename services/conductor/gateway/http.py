@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import re
+import socket
+import sys
+import termios
 import uuid
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +27,9 @@ SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 MAX_LINE = 4096  # bytes of a request line
 MAX_HEADER = 16384  # bytes of a header's name, and of its value; must differ from MAX_LINE to be told from it
 MAX_HEADERS = 128
+SEND_BUFFER = 128 * 1024  # bytes of an answer that the kernel holds for a reader (it takes twice that, for its own use)
+
+LOOKS = 8  # at a reader, within the time after which one that reads nothing is cut off
 
 logger = log("gateway")
 
@@ -53,13 +60,15 @@ def error_response(fault: Fault, id: str) -> web.Response:
 class Connection(RequestHandler):
     """A client's connection. It is cut when a head does not get complete, or what was written is not read."""
 
-    __slots__ = ("_deadlines", "_head_timer", "_stall_timer")
+    __slots__ = ("_deadlines", "_head_timer", "_read_at", "_stall_timer", "_unread")
 
     def __init__(self, server: Server, deadlines: Deadlines, **options: Any) -> None:
         super().__init__(server, **options)
         self._deadlines = deadlines
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._unread = 0
+        self._read_at = 0.0
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._await_head(False)
@@ -73,6 +82,12 @@ class Connection(RequestHandler):
             self._await_head(False)
         elif self._head_timer is None and self._idle():
             self._await_head(True)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The kernel keeps no more than this for a slow reader either; left alone it would grow to megabytes."""
+        super().connection_made(transport)
+        if (sock := transport.get_extra_info("socket")) is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -113,7 +128,13 @@ class Connection(RequestHandler):
     def _await_reader(self, on: bool) -> None:
         if self._stall_timer is not None:
             self._stall_timer.cancel()
-        self._stall_timer = self._loop.call_later(self._deadlines.stall, self._stalled) if on else None
+            self._stall_timer = None
+        if on:
+            self._unread, self._read_at = self._pending(), self._loop.time()
+            self._watch_reader()
+
+    def _watch_reader(self) -> None:
+        self._stall_timer = self._loop.call_later(self._deadlines.stall / LOOKS, self._look)
 
     def _head_late(self) -> None:
         self._head_timer = None
@@ -128,11 +149,30 @@ class Connection(RequestHandler):
         self.transport.write(head.encode() + body)
         self.force_close()
 
-    def _stalled(self) -> None:
+    def _look(self) -> None:
+        """Has the client read something, however little? If not for long enough, it is cut off."""
         self._stall_timer = None
+        now, pending = self._loop.time(), self._pending()
+        if pending < self._unread:
+            self._read_at = now
+        self._unread = pending
+        if now - self._read_at < self._deadlines.stall:
+            return self._watch_reader()
         metrics.STALLED.inc()
         if self.transport is not None:
             self.transport.abort()
+        return None
+
+    def _pending(self) -> int:
+        """Bytes of the answer that the client's side has not acknowledged, ours and the kernel's. Once writing is
+        paused, what is still being written makes them more for a moment, then they only get fewer."""
+        if not isinstance(self.transport, asyncio.WriteTransport):
+            return 0
+        sock = self.transport.get_extra_info("socket")
+        queued = (
+            int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder) if sock.fileno() >= 0 else 0
+        )
+        return self.transport.get_write_buffer_size() + queued
 
 
 class Server(web.Server):
