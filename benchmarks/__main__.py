@@ -10,7 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-SUITES = ("gateway", "prefix", "split")
+SUITES = ("gateway", "prefix", "split", "streams")
 
 
 def main() -> None:
@@ -18,6 +18,9 @@ def main() -> None:
     parser.add_argument("suites", nargs="*", metavar="suite", help=f"of {', '.join(SUITES)}; default: all")
     parser.add_argument("--rounds", type=int, default=5, help="samples of each row (default 5)")
     parser.add_argument("--model", default="", help="folder or hub id; default: the default model")
+    parser.add_argument("--streams", type=int, default=1000, help="of the suite streams, at once (default 1000)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="that each of them lasts (default 60)")
+    parser.add_argument("--rate", type=float, default=4.0, help="tokens a second of each of them (default 4)")
     options = parser.parse_args()
     if unknown := set(options.suites) - set(SUITES):
         parser.error(f"no such suite: {', '.join(sorted(unknown))} (of {', '.join(SUITES)})")
@@ -25,16 +28,23 @@ def main() -> None:
 
     path, model = str(resolve_model(options.model)), served_name(options.model)
     for suite in options.suites or SUITES:
-        asyncio.run(run(suite, path, model, options.rounds))
+        asyncio.run(run(suite, path, model, options))
 
 
-async def run(suite: str, path: str, model: str, rounds: int) -> None:
-    from benchmarks import gateway, prefix, report, split
+async def run(suite: str, path: str, model: str, options: argparse.Namespace) -> None:
+    from benchmarks import gateway, prefix, report, split, streams
+
+    from shared.model import served_name
+
+    rounds: int = options.rounds
 
     if suite == "gateway":
         report.write("gateway", await gateway.measure(path, 40 * rounds))
     elif suite == "prefix":
         report.write("prefix", await prefix.measure(model, rounds))
+    elif suite == "streams":
+        found = await streams.measure(path, served_name(path), options.seconds, options.streams, options.rate)
+        report.write("streams", found)
     else:
         report.write("split", await split.measure(model, path, rounds))
 
