@@ -127,6 +127,7 @@ class ChatBody(Body, kw_only=True):
     service_tier: Ineffective = None
     prompt_cache_key: Ineffective = None
     prompt_cache_retention: Ineffective = None
+    prompt_cache_options: Annotated[dict[str, Any] | None, doc("Accepted, without effect.")] = None
     safety_identifier: Ineffective = None
     parallel_tool_calls: Annotated[bool | None, doc("Accepted, without effect.")] = None
     response_format: Annotated[Any, doc('Only `{"type": "text"}` is supported.')] = None
@@ -142,6 +143,7 @@ class ChatBody(Body, kw_only=True):
     reasoning_effort: Annotated[Any, doc('Only `"none"` is supported.')] = None
     verbosity: Annotated[Any, doc('Only `"medium"` is supported.')] = None
     web_search_options: Annotated[Any, doc("Not supported.")] = None
+    moderation: Annotated[Any, doc("Not supported.")] = None
 
 
 class CompletionBody(Body, kw_only=True):
@@ -212,6 +214,7 @@ def _whole(value: Any) -> Any:
 FRACTION = "Expected `int"  # ... got `float`
 _WHERE = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*?)`)?\Z", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+_PART_TYPE = re.compile(r"content\[\d+\]\.type\Z")
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`")
 
 
@@ -227,7 +230,8 @@ def _explained(error: str, raw: bytes) -> InvalidInput:
         return InvalidInput(f"Missing required parameter: '{field}'", field=field)
     if not path:
         return InvalidInput(f"the body is not as expected: {what}")
-    known = CHOICES.get(path.rpartition(".")[2], ()) if what.startswith("Invalid value") else ()
+    tagged = what.startswith("Invalid value") or _PART_TYPE.search(path)
+    known = CHOICES.get(path.rpartition(".")[2], ()) if tagged else ()
     limit = f" (supported are {', '.join(known)})" if known else ""
     return InvalidInput(
         f"Invalid value for '{path}': {what}{limit}; the request has {_value_at(path, raw)}", field=path

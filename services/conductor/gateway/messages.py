@@ -23,13 +23,20 @@ class TextPart(Struct, forbid_unknown_fields=True, tag_field="type", tag="text")
     text: str
 
 
+class OnlyTextPart(Struct, forbid_unknown_fields=True):
+    """The same where there is no other kind: a tag outside a union might be left out."""
+
+    type: Literal["text"]
+    text: str
+
+
 class RefusalPart(Struct, forbid_unknown_fields=True, tag_field="type", tag="refusal"):
     """What an assistant said instead of an answer; taken as text."""
 
     refusal: str
 
 
-Text = Annotated[str | list[TextPart], Meta(description="Text, or a list of text parts.")]
+Text = Annotated[str | list[OnlyTextPart], Meta(description="Text, or a list of text parts.")]
 Name = Annotated[str | None, Meta(description="Tells apart speakers of one role, where the chat template shows it.")]
 
 
@@ -123,10 +130,10 @@ def _said(message: AssistantMessage, where: str) -> str | None:
     raise InvalidInput(f"'{where}.content' may only be null beside 'tool_calls'", field=f"{where}.content")
 
 
-def _text(content: str | Sequence[TextPart | RefusalPart]) -> str:
+def _text(content: str | Sequence[TextPart | OnlyTextPart | RefusalPart]) -> str:
     if isinstance(content, str):
         return content
-    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
+    return "".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

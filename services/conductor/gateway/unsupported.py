@@ -19,6 +19,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "web_search_options": (),
+    "moderation": (),
     "suffix": ("",),
 }
 UNUSED_WHEN_NONE = {"tools": "tool_choice", "functions": "function_call"}
