@@ -33,7 +33,6 @@ def main() -> None:
 
 async def run(suite: str, path: str, model: str, options: argparse.Namespace) -> None:
     from benchmarks import gateway, prefix, report, split, streams
-
     from shared.model import served_name
 
     rounds: int = options.rounds
