@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import subprocess
 import sys
 import tempfile
@@ -14,12 +15,13 @@ from tests.clients.live import KEY, live_mesh
 from tests.mesh.conftest import MODEL, Mesh
 
 SCHEMATHESIS = Path(sys.executable).parent / "schemathesis"
-CONFIG = Path(__file__).with_name("schemathesis.toml")
+CONFIG, HOOKS = (Path(__file__).with_name(name) for name in ("schemathesis.toml", "schemathesis_hooks.py"))
 SECRET = f"Authorization: Bearer {KEY}"
 OPTIONS = (
     "--phases=examples,coverage,fuzzing",
     "--mode=all",
     "--checks=all",
+    "--exclude-checks=positive_data_acceptance",  # for `described_is_accepted`
     "--continue-on-failure",
     "--generation-database=none",
     "--suppress-health-check=all",
@@ -31,17 +33,16 @@ OPTIONS = (
 
 def fuzz(mesh: Mesh, folder: Path, *options: str, patience: float) -> subprocess.CompletedProcess[str]:
     """One run of it; ``returncode`` 0: nothing found. ``patience`` in seconds. Reports lie in ``folder``."""
-    argv = [
-        str(SCHEMATHESIS),
-        f"--config-file={CONFIG}",
-        "run",
-        mesh.url + "/openapi.json",
-        "-H",
-        SECRET,
-        *OPTIONS,
-        *options,
-    ]
-    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=patience, check=False)
+    argv = [str(SCHEMATHESIS), f"--config-file={CONFIG}", "run", mesh.url + "/openapi.json", "-H", SECRET]
+    return subprocess.run(
+        [*argv, *OPTIONS, *options],
+        cwd=folder,
+        env=os.environ | {"SCHEMATHESIS_HOOKS": str(HOOKS)},
+        capture_output=True,
+        text=True,
+        timeout=patience,
+        check=False,
+    )
 
 
 async def unharmed(mesh: Mesh, instances: Sequence[object]) -> None:
