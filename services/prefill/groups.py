@@ -10,7 +10,9 @@ from shared.blocks import Geometry
 from shared.engines.base import Run
 
 GROUP_BYTES = 4 << 20
-GROUP_SECONDS = 0.002
+GROUP_SECONDS = 0.05
+"""A call costs milliseconds of the processors that compute; what a group makes wait at the end of a chunk is bounded by
+its bytes alone."""
 
 
 @dataclass
