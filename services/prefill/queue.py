@@ -6,10 +6,13 @@ does not hold up the ready ones behind it.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
 from shared.instance.attempts import Key
 from shared.latency import PrefillModel
+
+Place = tuple[float, Key]
 
 
 @dataclass
@@ -22,6 +25,25 @@ class Waiting:
     done: int = 0
     ready: bool = False
 
+    @property
+    def place(self) -> Place:
+        return self.born, self.key
+
+
+@dataclass
+class Left:
+    """What waits or computes now, as exact sums: a burst of requests asks for them as often as it is long."""
+
+    requests: int = 0
+    tokens: int = 0
+    squares: int = 0
+
+    def count(self, entry: Waiting, sign: int) -> None:
+        if entry.done < entry.tokens:
+            self.requests += sign
+            self.squares += sign * (entry.tokens**2 - entry.done**2)
+        self.tokens += sign * (entry.tokens - entry.done)
+
 
 @dataclass
 class PrefillQueue:
@@ -32,47 +54,60 @@ class PrefillQueue:
     ahead: int = 1
     current: Key | None = None
     _waiting: dict[Key, Waiting] = field(default_factory=dict)
+    _ready: list[Place] = field(default_factory=list)
+    _left: Left = field(default_factory=Left)
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def join(self, key: Key, born: float, tokens: int, done: int) -> None:
-        self._waiting[key] = Waiting(key, born, tokens, done)
+        entry = self._waiting[key] = Waiting(key, born, tokens, done)
+        self._left.count(entry, 1)
 
     def progress(self, key: Key, done: int) -> None:
         """``done`` of its tokens are known to be cached, or are computed."""
         if (entry := self._waiting.get(key)) is not None:
+            self._left.count(entry, -1)
             entry.done = done
+            self._left.count(entry, 1)
 
     def ready(self, key: Key) -> None:
-        if (entry := self._waiting.get(key)) is not None:
+        entry = self._waiting.get(key)
+        if entry is not None and not entry.ready:
             entry.ready = True
+            insort(self._ready, entry.place)
 
     def leave(self, key: Key) -> None:
         """Its first token is drawn, or it was dropped. Idempotent."""
-        self._waiting.pop(key, None)
+        entry = self._waiting.pop(key, None)
+        if entry is None:
+            return
+        self._left.count(entry, -1)
         if self.current == key:
             self.current = None
+        elif entry.ready:
+            del self._ready[bisect_left(self._ready, entry.place)]
 
     def advance(self) -> Key | None:
         """Give the compute thread to the oldest ready request if it is free; that request, if it was."""
-        if self.current is None and (order := self._order()):
-            self.current = order[0].key
+        if self.current is None and self._ready:
+            self.current = self._ready.pop(0)[1]
             return self.current
         return None
 
+    def front(self) -> list[Key]:
+        """Who computes now or soon: the time to ask for their landings."""
+        soon = [key for _, key in self._ready[: self.ahead]]
+        return soon if self.current is None else [self.current, *soon]
+
     def near(self, key: Key) -> bool:
-        """True when it computes now or soon: the time to ask for its landing."""
-        return key == self.current or key in [entry.key for entry in self._order()[: self.ahead]]
+        return key in self.front()
 
     @property
     def queued_tokens(self) -> int:
-        return sum(entry.tokens - entry.done for entry in self._waiting.values())
+        return self._left.tokens
 
     def queue_ms(self) -> float:
         """Predicted time to compute everything that waits or computes now."""
-        return 1000 * sum(self.model.seconds(e.tokens, e.done) for e in self._waiting.values() if e.done < e.tokens)
-
-    def _order(self) -> list[Waiting]:
-        ready = [entry for entry in self._waiting.values() if entry.ready and entry.key != self.current]
-        return sorted(ready, key=lambda entry: (entry.born, entry.key))
+        left, model = self._left, self.model
+        return 1000 * (model.base * left.requests + model.linear * left.tokens + model.square * left.squares)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from services.prefill.queue import PrefillQueue
 from services.prefill.turns import Turns
+from shared.instance.attempts import Key
 from shared.latency import PrefillModel
 
 MODEL = PrefillModel(0.01, 0.001, 0.0)
@@ -41,7 +46,7 @@ def test_landing_is_asked_for_when_next() -> None:
 
 def test_predicted_time_counts_what_is_left() -> None:
     queue = queue_of()
-    assert queue.queue_ms() == 3 * 110
+    assert queue.queue_ms() == pytest.approx(3 * 110)
     queue.progress(A, 60)
     assert (queue.queued_tokens, round(queue.queue_ms())) == (240, 270)
     queue.leave(B)
@@ -67,3 +72,66 @@ async def test_turns_come_in_order_and_survive_cancellation() -> None:
         await asyncio.gather(tasks[0], tasks[2])
     assert order == ["a", "c"]
     assert len(turns.queue) == 0
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["join", "ready", "progress", "leave", "advance"]), st.integers(0, 9)), max_size=60
+    )
+)
+def test_sums_and_order_are_those_of_what_waits(steps: list[tuple[str, int]]) -> None:
+    queue, waiting = PrefillQueue(PrefillModel(0.01, 0.001, 1e-6), ahead=2), dict[Key, list[int]]()
+    ready = set[Key]()
+    for what, number in steps:
+        key = (str(number), 1)
+        if what == "join" and key not in waiting:
+            waiting[key] = [10 * number + 5, 0]
+            queue.join(key, float(number % 3), 10 * number + 5, 0)
+        elif what == "ready" and key in waiting:
+            queue.ready(key)
+            ready.add(key)
+        elif what == "progress" and key in waiting:
+            waiting[key][1] = min(waiting[key][0], waiting[key][1] + 3 * number)
+            queue.progress(key, waiting[key][1])
+        elif what == "leave":
+            queue.leave(key)
+            waiting.pop(key, None)
+            ready.discard(key)
+        elif what == "advance":
+            before, order = queue.current, sorted((int(k[0]) % 3, k) for k in ready if k != queue.current)
+            expected = order[0][1] if before is None and order else None
+            assert queue.advance() == expected
+        order = sorted((int(k[0]) % 3, k) for k in ready if k != queue.current)
+        assert queue.front() == [*([queue.current] if queue.current else []), *(k for _, k in order[:2])]
+        assert len(queue) == len(waiting)
+        assert queue.queued_tokens == sum(n - p for n, p in waiting.values())
+        seconds = sum(queue.model.seconds(n, p) for n, p in waiting.values() if p < n)
+        assert queue.queue_ms() == pytest.approx(1000 * seconds)
+
+
+async def test_a_thousand_that_wait_wake_one_after_the_other() -> None:
+    queue = PrefillQueue(MODEL)
+    turns, order = Turns(queue), list[int]()
+    looks = 0
+    near = queue.near
+
+    def counted(key: Key) -> bool:
+        nonlocal looks
+        looks += 1
+        return near(key)
+
+    queue.near = counted  # type: ignore[method-assign]
+
+    async def work(number: int) -> None:
+        key = (f"{number:04d}", 1)
+        queue.join(key, float(number), 10, 0)
+        await turns.near(key)
+        await turns.turn(key)
+        order.append(number)
+        await asyncio.sleep(0)
+        turns.leave(key)
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(work(number) for number in range(1000)))
+    assert order == list(range(1000))
+    assert looks < 5000
