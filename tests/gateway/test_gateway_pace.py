@@ -29,3 +29,10 @@ def test_it_is_the_mean_of_the_worst_tenth(intervals: list[float]) -> None:
     count = -(-len(intervals) // 10)
     worst = sorted(intervals)[-count:]
     assert pace.tbt() == pytest.approx(sum(worst) / count, rel=1e-3, abs=1e-3)
+
+
+def test_a_choice_that_waited_for_another_has_intervals_and_no_ttft() -> None:
+    pace = Pace(None)
+    pace.mark(7.0)
+    pace.mark(7.5)
+    assert (pace.ttft, pace.tbt()) == (None, 0.5)
