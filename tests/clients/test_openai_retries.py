@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient, RateLimitError
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAI, RateLimitError
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.clients.live import KEY, Conductor, conductor_beside
@@ -22,17 +22,21 @@ from tests.mesh.conftest import MODEL, Mesh
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
 
-OBJECTIVE_S = 1.5
-PROMPT_TOKENS = 1500
-MOST = 120
+PROMPT_TOKENS = 1200
+AT_ONCE = 32
 PATIENT = 60
 
 
 @pytest.fixture(scope="module")
-def tight(mesh: Mesh, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conductor]:
-    """A conductor that wants the first token soon, before the same instances."""
-    folder = tmp_path_factory.mktemp("tight")
-    with conductor_beside(mesh, folder, slo_ttft_ms=int(OBJECTIVE_S * 1000)) as conductor:
+def tight(mesh: Mesh, client: OpenAI, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conductor]:
+    """A conductor before the same instances, whose objective leaves time for some four of :data:`AT_ONCE` prompts."""
+    took = []
+    for seed in range(4):
+        began = time.monotonic()
+        client.completions.create(**_ask(seed))
+        took.append(time.monotonic() - began)
+    objective = max(200, int(4000 * min(took)))
+    with conductor_beside(mesh, tmp_path_factory.mktemp("tight"), slo_ttft_ms=objective) as conductor:
         yield conductor
 
 
@@ -75,24 +79,15 @@ class Listener:
         )
 
 
-async def _enough(client: AsyncOpenAI) -> int:
-    """So many requests at once that the last would wait three times as long as the objective allows."""
-    began = time.monotonic()
-    for seed in range(3):
-        await client.completions.create(**_ask(seed))
-    return min(MOST, 4 + math.ceil(3 * OBJECTIVE_S * 3 / (time.monotonic() - began)))
-
-
 async def test_a12_retries_honour_our_429(tight: Conductor, mesh: Mesh, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="openai")
     listener = Listener()
     before = _outcomes(tight)
     async with listener.client(tight, PATIENT) as client:
-        count = await _enough(client.with_options(default_headers={"X-Request-Id": "first"}))
         answers = await asyncio.gather(
             *(
                 client.completions.with_raw_response.create(**_ask(100 + i), extra_headers={"X-Request-Id": f"r{i}"})
-                for i in range(count)
+                for i in range(AT_ONCE)
             )
         )
     assert all(answer.parse().usage for answer in answers), "everybody is served in the end"
@@ -100,7 +95,7 @@ async def test_a12_retries_honour_our_429(tight: Conductor, mesh: Mesh, caplog: 
     refused = sum(map(len, listener.waits.values()))
     assert refused > 0, "the mesh was asked for more than it could do in time"
     assert after["contended"] - before.get("contended", 0) == refused
-    assert after["ok"] - before.get("ok", 0) == count + 3
+    assert after["ok"] - before.get("ok", 0) == AT_ONCE
     for i, answer in enumerate(answers):
         waits = listener.waits[f"r{i}"]
         assert answer.retries_taken == len(waits)
@@ -116,9 +111,8 @@ async def test_a_client_that_does_not_retry_gets_the_429(tight: Conductor) -> No
     listener = Listener()
     async with listener.client(tight, 0) as client:
         named = client.with_options(default_headers={"X-Request-Id": "n"})
-        count = await _enough(named)
         outcomes = await asyncio.gather(
-            *(named.completions.create(**_ask(1000 + i), stream=bool(i % 2)) for i in range(count)),
+            *(named.completions.create(**_ask(1000 + i), stream=bool(i % 2)) for i in range(AT_ONCE)),
             return_exceptions=True,
         )
         refused = [one for one in outcomes if isinstance(one, BaseException)]
