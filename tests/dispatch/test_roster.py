@@ -171,3 +171,12 @@ def test_there_is_no_namespace_without_instances() -> None:
     made.put(record(), 0.0)
     made.replace_all([], 20.0)
     assert made.namespace is None
+
+
+def test_the_conductors_own_lateness_is_nobodys_silence() -> None:
+    made = roster(record())
+    made.excuse(12.0, 13.0)  # the loop came round at 13 instead of 1
+    assert made.tick(13.0) == [] and is_open(made)
+    assert kinds(made.tick(15.5)) == ["suspected"]
+    made.excuse(100.0, 20.0)  # never heard later than now
+    assert made.members["p"].heard == 20.0

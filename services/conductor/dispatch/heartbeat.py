@@ -40,6 +40,7 @@ class Heartbeat:
                 logger.exception("a round of live lists failed")
             due = max(due + PERIOD, loop.time())
             await asyncio.sleep(due - loop.time())
+            self._mesh.roster.excuse(max(loop.time() - due, 0.0), loop.time())
 
     def _beat(self, now: float) -> None:
         self._apply(self._mesh.roster.tick(now))

@@ -159,6 +159,13 @@ class Roster:
                 member.heard = member.moved = now
         self._bus_up = up
 
+    def excuse(self, late: float, now: float) -> None:
+        """This process was stopped or starved for ``late`` seconds: what was said meanwhile is still to be heard, so
+        that time is nobody's silence."""
+        for member in self.members.values():
+            member.heard = min(now, member.heard + late)
+            member.moved = min(now, member.moved + late)
+
     def tick(self, now: float) -> list[Change]:
         """Once a second or so."""
         if not self._bus_up:
