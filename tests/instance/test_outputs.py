@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.errors import UnknownAttempt
-from shared.instance.outputs import KEEP_S, OutputLog
+from shared.instance.outputs import KEEP_S, MOST, OutputLog
 from shared.messages import Output, Usage
 
 A = ("a", 1)
@@ -25,6 +25,14 @@ def test_since_answers_from_any_index() -> None:
         start, outputs, usage = log.since(A, index)
         assert (start, [o.token for o in outputs]) == (index, [7, 8, 9][index:])
         assert (usage is not None) == (index == 0)
+
+
+def test_who_is_far_behind_asks_more_than_once() -> None:
+    log, index = log_of(*range(MOST + 10)), 0
+    for count in (MOST, 10, 0):
+        start, outputs, _ = log.since(A, index)
+        assert (start, len(outputs)) == (index, count)
+        index += count
 
 
 def test_a_resumed_attempt_starts_where_it_was_resumed() -> None:
