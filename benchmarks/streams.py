@@ -28,6 +28,7 @@ from benchmarks.stream_client import Job, Result, in_child
 
 ALONE_TOKENS = 1
 FAST, STEP = 32, 0.02
+ARRIVALS = 50.0  # new streams a second
 EVENT = (
     b'data: {"id":"cmpl-0123456789abcdef0123456789abcdef","object":"text_completion","created":1700000000,'
     b'"model":"m","system_fingerprint":"fp_0123456789ab","choices":[{"index":0,"text":" word","logprobs":null,'
@@ -157,14 +158,14 @@ async def serve_bare(period: float, tokens: int) -> None:
     await asyncio.to_thread(sys.stdin.read)
 
 
-async def bare(streams: int, period: float, tokens: int) -> tuple[Result, Watched]:
+async def bare(streams: int, tokens: int, ramp: float, period: float) -> tuple[Result, Watched]:
     command = [sys.executable, "-m", "benchmarks.streams", str(period), str(tokens)]
     child = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdout is not None and child.stdin is not None
     try:
         url = f"http://127.0.0.1:{int(await child.stdout.readline())}"
         async with watched(child.pid) as watch:
-            result = await in_child(job(url, "m", streams=streams, max_tokens=tokens, ramp=min(5.0, streams / 200)))
+            result = await in_child(job(url, "m", streams=streams, max_tokens=tokens, ramp=ramp))
         return result, watch
     finally:
         child.stdin.close()
@@ -175,20 +176,21 @@ async def bare(streams: int, period: float, tokens: int) -> tuple[Result, Watche
 
 
 async def measure(path: str, model: str, seconds: float, streams: int, rate: float) -> list[Row]:
-    """``streams`` streams of ``rate`` tokens a second each for ``seconds``; then as fast as it goes; then beside a slow
-    reader. ``path``: folder of the model, served as ``model``."""
+    """``streams`` streams of ``rate`` tokens a second each, all at once for ``seconds``; then half as many tokens as
+    fast as it goes; then beside a slow reader. ``path``: folder of the model, served as ``model``."""
     rows: list[Row] = []
-    tokens = max(2, round(rate * seconds))
+    ramp = streams / ARRIVALS
+    tokens = max(2, round(rate * (seconds + ramp)))
     with simulated(path, 1 / rate) as (running, pid):
         per_request = await _requests(running, pid, model, rows)
         what = f"{streams} streams, {rate:g} tokens/s each"
-        await _streams(rows, what, (running, pid), per_request, (model, streams, tokens, streams / 200))
-        await _bare(rows, what, streams, 1 / rate, tokens)
+        await _streams(rows, what, (running, pid), per_request, (model, streams, tokens, ramp))
+        await _bare(rows, what, (streams, tokens, ramp), 1 / rate)
     tokens = max(2, tokens // 2)
     with simulated(path, 0.0) as (running, pid):
         what = f"{streams} streams, as fast as it goes"
-        await _streams(rows, what, (running, pid), per_request, (model, streams, tokens, 1.0))
-        await _bare(rows, what, streams, 0.0, tokens)
+        await _streams(rows, what, (running, pid), per_request, (model, streams, tokens, ramp))
+        await _bare(rows, what, (streams, tokens, ramp), 0.0)
     with simulated(path, STEP) as (running, pid):
         await _slow(rows, running, pid, model)
     return rows
@@ -203,8 +205,8 @@ async def _streams(
     _rows(rows, what, "gateway", result, watch, per_request)
 
 
-async def _bare(rows: list[Row], what: str, streams: int, period: float, tokens: int) -> None:
-    result, watch = await bare(streams, period, tokens)
+async def _bare(rows: list[Row], what: str, load: tuple[int, int, float], period: float) -> None:
+    result, watch = await bare(*load, period)
     _rows(rows, what, "bare aiohttp", result, watch, 0.0)
 
 
