@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
+import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from services.conductor.gateway.choices import leader, related
 from services.conductor.generation import Dispatcher, Generation, Token
-from shared.errors import AttemptFailed, Contended
+from shared.errors import AttemptFailed, Contended, Unavailable
 from shared.inbox import Inbox
 from shared.telemetry import held_gauge
 
 QUEUED = 64  # tokens that wait here for a slow reader; more wait in the dispatcher
-PATIENCE = 30.0  # seconds that a further choice of an accepted request asks again where the mesh is full
+PATIENCE = 60.0  # seconds without any token of the request after which a choice that was refused gives up
+SHORTEST_WAIT, LONGEST_WAIT = 0.1, 5.0  # seconds until such a choice asks again
 
 
 class Step(NamedTuple):
@@ -25,7 +29,8 @@ class Generations:
     """Async context manager; leaving it closes what still runs and waits until it is closed.
 
     ``n`` of them in a row answer the same prompt. The first starts at once; the others when it has its first token,
-    so that they find the prompt's blocks in the cache (a prompt without a full block has none to wait for).
+    so that they find the prompt's blocks in the cache (a prompt without a full block has none to wait for). Whether
+    the request is refused, the very first decides for all.
     """
 
     def __init__(self, dispatcher: Dispatcher, generations: Sequence[Generation], n: int = 1) -> None:
@@ -35,6 +40,7 @@ class Generations:
         self._begun = [asyncio.Event() for _ in generations]
         self._steps = Inbox[Step | Exception]()
         self._room = asyncio.Event()
+        self._moved = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
         self._gauge = held_gauge("gateway_generations")
 
@@ -80,27 +86,29 @@ class Generations:
     async def _run(self, choice: int, generation: Generation) -> None:
         first = leader(choice, self._n)
         try:
-            if choice == first:
+            if choice == 0:
                 await self._pump(choice, generation)
             else:
-                if generation.keys:
+                if choice != first and generation.keys:
                     await self._begun[first].wait()
                 await self._pump_patiently(choice, generation)
         except Exception as error:
             await self._put(error)
 
     async def _pump_patiently(self, choice: int, generation: Generation) -> None:
-        """The request was accepted as a whole: a choice that finds no room now waits until there is some."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + PATIENCE
+        """The request was accepted as a whole: a choice that is refused asks again as long as others go on.
+
+        Each time as a request that has just come: the objective is not for the time it waited, and the instances that
+        gave up the last one know its id as cancelled.
+        """
         while True:
+            now = time.monotonic()
             try:
-                return await self._pump(choice, generation)
-            except Contended as error:
-                wait = max(error.retry_after_ms / 1000, 0.1)
-                if loop.time() + wait > until:
+                return await self._pump(choice, replace(generation, id=uuid.uuid4().hex, arrived=now))
+            except (Contended, Unavailable) as error:
+                if self._begun[choice].is_set() or time.monotonic() > self._moved + PATIENCE:
                     raise
-                await asyncio.sleep(wait)
+                await asyncio.sleep(min(max(error.retry_after_ms / 1000, SHORTEST_WAIT), LONGEST_WAIT))
 
     async def _pump(self, choice: int, generation: Generation) -> None:
         """To the iterator's own end: one that is closed behind its last token would count as cancelled."""
@@ -108,7 +116,7 @@ class Generations:
         stream, finish = self._dispatcher.generate(generation), ""
         try:
             async for token in stream:
-                finish = token.output.finish
+                finish, self._moved = token.output.finish, time.monotonic()
                 await self._put(Step(choice, token))
                 if token.output.index == 0:
                     self._begun[choice].set()
