@@ -19,6 +19,7 @@ from services.store.memory import SlabMemory
 from services.store.metrics import EVICTED
 from services.store.pins import Pins, WriteGrants
 from services.store.pool import Pool
+from services.store.prefault import Prefault
 from services.store.settings import StoreSettings
 from services.store.slots import State
 from services.store.waiting import Line, Want
@@ -66,6 +67,7 @@ class Slab:
         self.landings = LandingTable()
         self.checksums = Checksums(self.memory, self.pool.slots, self.pins, threads)
         self.line = Line()
+        self._prefault = Prefault(self.memory, threads)
         self._checksums_on = settings.checksums
         self._low = int(slots * settings.low_watermark)
         self._high = int(slots * settings.high_watermark)
@@ -155,6 +157,7 @@ class Slab:
 
     def drain(self) -> None:
         """Tell the index and the waiting what has happened, in order. After every change of the pool."""
+        self._prefault.reached(self.pool.slots.reached)
         if self.pool.slots.evictions != self._evictions:
             EVICTED.inc(self.pool.slots.evictions - self._evictions)
             self._evictions = self.pool.slots.evictions

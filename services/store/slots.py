@@ -58,6 +58,7 @@ class Slots:
         self.evictions = 0
         self.idle = 0
         self.yielding = 0
+        self.reached = 0  # slots from the start that were ever handed out
         self._claim = claim
         self._headroom = headroom
         self._prefetch = prefetch
@@ -114,6 +115,7 @@ class Slots:
         taken = self._claimed(count)
         for slot in taken or ():
             self.table[slot].state = State.WRITING
+            self.reached = max(self.reached, slot + 1)
         return taken
 
     def _claimed(self, count: int) -> list[int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import random
@@ -288,13 +289,28 @@ def real_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
         assert one.stop() == 0, one.log.read_text()
 
 
+_prctl = ctypes.CDLL(None).prctl
+
+
+def _ends_with_parent() -> None:
+    """A test run that is killed takes its meshes along."""
+    _prctl(1, signal.SIGINT)  # PR_SET_PDEATHSIG
+
+
 def start_mesh(flags: Sequence[str], log: Path, patience: float = 100) -> Mesh:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     argv = [str(MOONCAKE), "up", "--port", str(port), *flags]
     with log.open("wb") as out:
-        child = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=os.environ)
+        child = subprocess.Popen(
+            argv,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=os.environ,
+            preexec_fn=_ends_with_parent,
+        )
     mesh, deadline = Mesh(f"http://127.0.0.1:{port}", child, log), time.monotonic() + patience
     while time.monotonic() < deadline and child.poll() is None:
         if b"Ready after" in log.read_bytes():  # every instance has joined
