@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -10,6 +11,8 @@ ROWS = 512
 plain product for one row, 1.5 to 2 times for 4 and 16 (a decode batch), 1.4 for 112, 1.2 for 512."""
 CHECKED_ROWS = (1, 3, 16, 65)
 TOLERANCE = 1e-4
+SHARE = 0.25
+"""Of the memory that is free, for packed weights."""
 
 
 class PackedLinear(nn.Module):
@@ -38,12 +41,14 @@ class PackedLinear(nn.Module):
 def pack(model: nn.Module) -> bool:
     """Replace the linear layers of ``model`` by packed ones, one by one, so that weights are never there twice.
 
-    False, and nothing changed, where that is not possible: no MKL, another device or dtype, or a layout that computes
-    something else than the plain layer does.
+    False, and nothing changed, where that is not possible: no MKL, another device or dtype, a layout that computes
+    something else than the plain layer does, or too little memory (packed weights are not shared between processes).
     """
     layers = [m for m in model.modules() if type(m) is nn.Linear]
     shapes = {(m.out_features, m.in_features, m.bias is not None): m for m in layers}
     if not layers or not all(_packable(m) for m in layers):
+        return False
+    if sum(4 * m.weight.numel() for m in layers) > SHARE * psutil.virtual_memory().available:
         return False
     if not all(_computes_the_same(m) for m in shapes.values()):
         return False

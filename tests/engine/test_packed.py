@@ -45,6 +45,13 @@ def test_other_dtypes_stay_as_they_are() -> None:
     assert type(model[0]) is nn.Linear
 
 
+def test_little_memory_leaves_the_layers_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.engines.packed.SHARE", 0.0)
+    model = nn.Sequential(nn.Linear(8, 8))
+    assert not pack(model)
+    assert type(model[0]) is nn.Linear
+
+
 @needs_mkl
 def test_layout_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PackedLinear, "forward", lambda self, x: x.new_zeros(*x.shape[:-1], self.out_features))
