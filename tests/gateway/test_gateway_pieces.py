@@ -51,10 +51,17 @@ def test_bytes_of_a_byte_level_vocabulary_join_to_the_text(text: str) -> None:
     assert b"".join(pieces.data(id) or b"" for id in library.encode(text).ids) == text.encode()
 
 
+def known(library: Library, word: str) -> int:
+    """Id of a word that the vocabulary has."""
+    id = library.token_to_id(word)
+    assert id is not None
+    return id
+
+
 def test_bytes_and_first_words_of_a_sentencepiece_vocabulary() -> None:
     library = sentencepiece()
     pieces = Pieces(library, frozenset([1]))
-    found = {word: pieces.data(library.token_to_id(word)) for word in ("<0xF0>", "▁the", "a", "▁", "<s>")}
+    found = {word: pieces.data(known(library, word)) for word in ("<0xF0>", "▁the", "a", "▁", "<s>")}
     assert found == {"<0xF0>": b"\xf0", "▁the": b" the", "a": b"a", "▁": b" ", "<s>": None}
     assert pieces.name(1) == "<s>"
     ids = library.encode("a the b 🗼").ids
@@ -73,7 +80,7 @@ def test_added_tokens_are_their_text_and_unknown_ids_have_none(tokenizer: Tokeni
     assert tokenizer.pieces.name(99_999) == "<99999>"
     library = sentencepiece()
     library.add_tokens(["▁own <0x41>"])
-    assert Pieces(library, frozenset()).data(library.token_to_id("▁own <0x41>")) == "▁own <0x41>".encode()
+    assert Pieces(library, frozenset()).data(known(library, "▁own <0x41>")) == "▁own <0x41>".encode()
 
 
 def marks(tokenizer: Tokenizer) -> list[Mark]:
