@@ -290,3 +290,12 @@ async def test_random_json_over_the_wire_never_gives_a_5xx(start: StartApi) -> N
         async with api.http.post(api.server.url + path, json=base | fields) as response:
             assert response.status < 500, (fields, await response.text())
             await response.read()
+
+
+@pytest.mark.parametrize(("role", "supported"), [("user", "text"), ("assistant", "text, refusal")])
+def test_a_part_that_is_not_taken_is_told_what_is(role: str, supported: str) -> None:
+    part = {"type": "image_url", "image_url": {"url": "x"}}
+    body = CHAT | {"messages": [{"role": role, "content": [part]}]}
+    with pytest.raises(InvalidInput, match=rf'\(supported are {supported}\); the request has "image_url"') as refused:
+        decode_body(msgspec.json.encode(body), ChatBody)
+    assert refused.value.field.startswith("messages[0].content[0]")

@@ -232,6 +232,7 @@ def _explained(error: str, raw: bytes) -> InvalidInput:
         return InvalidInput(f"the body is not as expected: {what}")
     tagged = what.startswith("Invalid value") or _PART_TYPE.search(path)
     known = CHOICES.get(path.rpartition(".")[2], ()) if tagged else ()
+    known = known[:1] if what.startswith("Invalid enum") else known  # where there is text only
     limit = f" (supported are {', '.join(known)})" if known else ""
     return InvalidInput(
         f"Invalid value for '{path}': {what}{limit}; the request has {_value_at(path, raw)}", field=path

@@ -1,4 +1,4 @@
-"""Bounds on what a template may do with one conversation: characters, loop steps, CPU time."""
+"""Bounds on what a template may do with one conversation: characters, size of numbers, CPU time."""
 
 from __future__ import annotations
 
