@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers
 
-from services.conductor.gateway.logprobs import ChatLogprobs, TextLogprobs
+from services.conductor.gateway.logprobs import ChatLogprobs, Logprobs, TextLogprobs
 from services.conductor.gateway.pieces import Pieces, byte_alphabet
 from services.conductor.gateway.tokenizer import Tokenizer
 from services.conductor.gateway.trail import Mark
@@ -92,8 +94,13 @@ def marks(tokenizer: Tokenizer) -> list[Mark]:
     ]
 
 
+def written(logprobs: Logprobs, marks: list[Mark]) -> Any:
+    """As a client reads them."""
+    return msgspec.json.decode(msgspec.json.encode(logprobs.fields(logprobs.entries(marks))))
+
+
 def test_chat_logprobs_have_text_bytes_and_alternatives(tokenizer: Tokenizer) -> None:
-    fields = ChatLogprobs(tokenizer.pieces).fields(marks(tokenizer))
+    fields = written(ChatLogprobs(tokenizer.pieces), marks(tokenizer))
     a, part, special = fields["content"]
     assert fields["refusal"] is None
     assert (a["token"], a["logprob"], a["bytes"]) == ("a", -0.5, [97])
@@ -106,7 +113,7 @@ def test_chat_logprobs_have_text_bytes_and_alternatives(tokenizer: Tokenizer) ->
 
 
 def test_text_logprobs_are_lists_side_by_side(tokenizer: Tokenizer) -> None:
-    fields = TextLogprobs(tokenizer.pieces).fields(marks(tokenizer))
+    fields = written(TextLogprobs(tokenizer.pieces), marks(tokenizer))
     assert fields["tokens"] == ["a", "bytes:\\xf0", "<|im_end|>"]
     assert fields["token_logprobs"] == [-0.5, -9999.0, -1.0]
     assert fields["top_logprobs"] == [
@@ -120,6 +127,14 @@ def test_text_logprobs_are_lists_side_by_side(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("kind", [ChatLogprobs, TextLogprobs])
 def test_no_tokens_are_empty_lists(tokenizer: Tokenizer, kind: type[ChatLogprobs | TextLogprobs]) -> None:
     assert all(not value for value in kind(tokenizer.pieces).fields([]).values())
+
+
+def test_the_end_of_a_long_answer_writes_no_log_probability_again(tokenizer: Tokenizer) -> None:
+    """A second of it would let the mesh take the conductor for dead: what is written is kept, and only copied."""
+    logprobs = ChatLogprobs(tokenizer.pieces)
+    entries = logprobs.entries(marks(tokenizer))
+    assert [entry for (entry,) in entries] == logprobs.fields(entries)["content"]
+    assert all(isinstance(entry, msgspec.Raw) for (entry,) in entries)
 
 
 @given(st.text(alphabet="aé日🗼", max_size=6), st.integers(0, 24))

@@ -8,17 +8,19 @@ from typing import Any
 from services.conductor.gateway.ask import Ask
 from services.conductor.gateway.choices import leader
 from services.conductor.gateway.generations import Step
+from services.conductor.gateway.logprobs import Entry
 from services.conductor.gateway.pace import Pace
 from services.conductor.gateway.prompts import Prepared
 from services.conductor.gateway.tokenizer import Tokenizer
-from services.conductor.gateway.trail import Mark, Trail
+from services.conductor.gateway.trail import Trail
 from services.conductor.gateway.transcript import Piece, Transcript
 
 
 class Answer:
     """Choice ``i`` answers ``choices[i]``. ``arrived``: monotonic seconds when the request came.
 
-    ``texts`` and ``marks`` fill up only where the answer is not streamed. What a prompt took, its first choice says.
+    ``texts`` and ``logprobs`` are for an answer that is not streamed (:meth:`keep`). What a prompt took, its first
+    choice says.
     """
 
     def __init__(self, ask: Ask, choices: Sequence[Prepared], tokenizer: Tokenizer, arrived: float) -> None:
@@ -34,7 +36,7 @@ class Answer:
             for choice in choices
         ]
         self.texts: list[list[str]] = [[opening] for opening in self.openings]
-        self.marks: list[list[Mark]] = [[] for _ in choices]
+        self.logprobs: list[list[Entry]] = [[] for _ in choices]
         self.paces = [Pace(arrived if leader(i, ask.n) == i else None) for i in range(len(choices))]
         self.prompt_tokens = sum(len(choice.tokens) for choice in choices[:: ask.n])
         self.cached_tokens = 0
@@ -51,12 +53,14 @@ class Answer:
             self.cached_tokens += usage.cached_tokens
         self.paces[choice].mark(now)
         piece = transcript.feed(step.token.output)
-        if not self.ask.stream:
-            self.texts[choice].append(piece.text)
-            self.marks[choice] += piece.marks
         if piece.finish:
             self._running -= 1
         return piece
+
+    def keep(self, choice: int, text: str, logprobs: Sequence[Entry]) -> None:
+        """For the end, when all is sent together."""
+        self.texts[choice].append(text)
+        self.logprobs[choice] += logprobs
 
     @property
     def done(self) -> bool:

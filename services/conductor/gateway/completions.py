@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from aiohttp import web
 
@@ -13,6 +13,7 @@ from services.conductor.gateway.errors import Fault, fault_of
 from services.conductor.gateway.generations import Generations, Step
 from services.conductor.gateway.http import REQUEST_ID, json_response
 from services.conductor.gateway.shapes import DONE, Shape, error_event
+from services.conductor.gateway.transcript import Piece
 from shared.errors import DeadlineExceeded
 from shared.telemetry import log
 
@@ -48,7 +49,8 @@ class Delivery:
         try:
             async with asyncio.timeout(self._timeout):
                 while not self._answer.done:
-                    self._events(await self._generations.batch())
+                    for choice, piece in self._pieces(await self._generations.batch()):
+                        self._answer.keep(choice, piece.text, self._shape.entries(piece.marks))
         except TimeoutError:
             raise self._late() from None
         return json_response(self._shape.whole(self._answer), self._id)
@@ -76,22 +78,28 @@ class Delivery:
         return response
 
     def _events(self, steps: Sequence[Step]) -> bytes:
-        """One write for all tokens that were there together; a choice that a stop string ended is cancelled."""
-        now, out = time.monotonic(), bytearray()
+        """One write for all tokens that were there together."""
+        out = bytearray()
+        for choice, piece in self._pieces(steps):
+            if choice not in self._begun:
+                self._begun.add(choice)
+                out += self._shape.start(choice, self._answer.openings[choice])
+            if piece.text or piece.marks:
+                out += self._shape.text(choice, piece.text, piece.marks)
+            if piece.finish:
+                out += self._shape.finish(choice, piece.finish)
+        return bytes(out)
+
+    def _pieces(self, steps: Sequence[Step]) -> Iterator[tuple[int, Piece]]:
+        """What each step adds to its choice; a choice that a stop string ended is cancelled."""
+        now = time.monotonic()
         for step in steps:
             piece = self._answer.feed(step, now)
             if piece is None:
                 continue
-            if step.choice not in self._begun:
-                self._begun.add(step.choice)
-                out += self._shape.start(step.choice, self._answer.openings[step.choice])
-            if piece.text or piece.marks:
-                out += self._shape.text(step.choice, piece.text, piece.marks)
-            if piece.finish:
-                out += self._shape.finish(step.choice, piece.finish)
-                if not step.token.output.finish:
-                    self._generations.end(step.choice)
-        return bytes(out)
+            if piece.finish and not step.token.output.finish:
+                self._generations.end(step.choice)
+            yield step.choice, piece
 
     async def _break_off(self, response: web.StreamResponse, error: Exception) -> None:
         """An error event and no ``[DONE]``, then the connection is closed."""

@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from services.conductor.gateway.pieces import Pieces
 from services.conductor.gateway.trail import Mark
 
 LEAST = -9999.0  # JSON has no infinity
+Entry = tuple[msgspec.Raw, ...]
+_json = msgspec.json.Encoder().encode
 
 
 class Logprobs(Protocol):
-    def fields(self, marks: Sequence[Mark]) -> dict[str, Any]:
+    def entries(self, marks: Sequence[Mark]) -> list[Entry]:
+        """What each token adds, as JSON: written when the token comes, since writing those of a long answer at its end
+        would hold up the loop."""
+
+    def fields(self, entries: Sequence[Entry]) -> dict[str, Any]:
         """The ``logprobs`` of a choice or of a chunk."""
 
 
@@ -23,8 +31,11 @@ class ChatLogprobs:
     def __init__(self, pieces: Pieces) -> None:
         self._pieces = pieces
 
-    def fields(self, marks: Sequence[Mark]) -> dict[str, Any]:
-        return {"content": [self._entry(mark) for mark in marks], "refusal": None}
+    def entries(self, marks: Sequence[Mark]) -> list[Entry]:
+        return [(msgspec.Raw(_json(self._entry(mark))),) for mark in marks]
+
+    def fields(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        return {"content": [entry for (entry,) in entries], "refusal": None}
 
     def _entry(self, mark: Mark) -> dict[str, Any]:
         top = [self._token(one.token, self._pieces.data(one.token), one.logprob) for one in mark.top]
@@ -35,6 +46,9 @@ class ChatLogprobs:
         return {"token": text, "logprob": max(logprob, LEAST), "bytes": None if data is None else list(data)}
 
 
+COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+
+
 class TextLogprobs:
     """Bytes that are no whole characters are written ``bytes:\\xf0``. The token that was drawn is always among the
     ``top_logprobs``, so there may be one more of them than asked for."""
@@ -42,13 +56,14 @@ class TextLogprobs:
     def __init__(self, pieces: Pieces) -> None:
         self._pieces = pieces
 
-    def fields(self, marks: Sequence[Mark]) -> dict[str, Any]:
-        return {
-            "tokens": [self._text(mark.token) for mark in marks],
-            "token_logprobs": [max(mark.logprob, LEAST) for mark in marks],
-            "top_logprobs": [self._top(mark) for mark in marks],
-            "text_offset": [mark.offset for mark in marks],
-        }
+    def entries(self, marks: Sequence[Mark]) -> list[Entry]:
+        return [tuple(msgspec.Raw(_json(value)) for value in self._row(mark)) for mark in marks]
+
+    def fields(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        return {column: [entry[i] for entry in entries] for i, column in enumerate(COLUMNS)}
+
+    def _row(self, mark: Mark) -> tuple[str, float, dict[str, float], int]:
+        return self._text(mark.token), max(mark.logprob, LEAST), self._top(mark), mark.offset
 
     def _top(self, mark: Mark) -> dict[str, float]:
         top = {self._text(one.token): max(one.logprob, LEAST) for one in reversed(mark.top)}

@@ -11,7 +11,7 @@ import msgspec
 from services.conductor.gateway.answer import Answer
 from services.conductor.gateway.ask import Ask
 from services.conductor.gateway.errors import Fault
-from services.conductor.gateway.logprobs import ChatLogprobs, Logprobs, TextLogprobs
+from services.conductor.gateway.logprobs import ChatLogprobs, Entry, Logprobs, TextLogprobs
 from services.conductor.gateway.pieces import Pieces
 from services.conductor.gateway.trail import Mark
 
@@ -46,6 +46,9 @@ class Shape(Protocol):
     def usage(self, usage: dict[str, Any]) -> bytes:
         """After all choices."""
 
+    def entries(self, marks: Sequence[Mark]) -> list[Entry]:
+        """The log-probabilities of tokens, as :meth:`whole` will want them."""
+
     def whole(self, answer: Answer) -> bytes:
         """The object of an answer that is not streamed."""
 
@@ -76,7 +79,7 @@ class ChatShape:
         return self._event(choice, b'{"role":"assistant","content":""}', b"null")
 
     def text(self, choice: int, text: str, marks: Sequence[Mark]) -> bytes:
-        logprobs = _json(_fields(self._logprobs, marks)) if marks else b"null"
+        logprobs = _json(_fields(self._logprobs, self.entries(marks))) if marks else b"null"
         return self._event(choice, b'{"content":' + _json(text) + b"}", b"null", logprobs)
 
     def finish(self, choice: int, reason: str) -> bytes:
@@ -85,12 +88,15 @@ class ChatShape:
     def usage(self, usage: dict[str, Any]) -> bytes:
         return self._chunks.usage(usage)
 
+    def entries(self, marks: Sequence[Mark]) -> list[Entry]:
+        return [] if self._logprobs is None else self._logprobs.entries(marks)
+
     def whole(self, answer: Answer) -> bytes:
         choices = [
             {
                 "index": i,
                 "message": {"role": "assistant", "content": "".join(answer.texts[i]), "refusal": None},
-                "logprobs": _fields(self._logprobs, answer.marks[i]),
+                "logprobs": _fields(self._logprobs, answer.logprobs[i]),
                 "finish_reason": transcript.finish,
             }
             for i, transcript in enumerate(answer.transcripts)
@@ -115,7 +121,7 @@ class TextShape:
         return self._event(choice, opening, b"null") if opening else b""
 
     def text(self, choice: int, text: str, marks: Sequence[Mark]) -> bytes:
-        logprobs = _json(_fields(self._logprobs, marks)) if marks else b"null"
+        logprobs = _json(_fields(self._logprobs, self.entries(marks))) if marks else b"null"
         return self._event(choice, text, b"null", logprobs)
 
     def finish(self, choice: int, reason: str) -> bytes:
@@ -124,12 +130,15 @@ class TextShape:
     def usage(self, usage: dict[str, Any]) -> bytes:
         return self._chunks.usage(usage)
 
+    def entries(self, marks: Sequence[Mark]) -> list[Entry]:
+        return [] if self._logprobs is None else self._logprobs.entries(marks)
+
     def whole(self, answer: Answer) -> bytes:
         choices = [
             {
                 "index": i,
                 "text": "".join(answer.texts[i]),
-                "logprobs": _fields(self._logprobs, answer.marks[i]),
+                "logprobs": _fields(self._logprobs, answer.logprobs[i]),
                 "finish_reason": transcript.finish,
             }
             for i, transcript in enumerate(answer.transcripts)
@@ -150,8 +159,8 @@ def shape(ask: Ask, head: Head, pieces: Pieces) -> Shape:
     return TextShape(head, ask.include_usage, TextLogprobs(pieces) if wanted else None)
 
 
-def _fields(logprobs: Logprobs | None, marks: Sequence[Mark]) -> dict[str, Any] | None:
-    return None if logprobs is None else logprobs.fields(marks)
+def _fields(logprobs: Logprobs | None, entries: Sequence[Entry]) -> dict[str, Any] | None:
+    return None if logprobs is None else logprobs.fields(entries)
 
 
 def error_event(fault: Fault) -> bytes:
