@@ -10,7 +10,7 @@ import numpy as np
 
 from services.conductor.dispatch import DispatchSettings, MeshDispatcher
 from services.conductor.generation import Generation, Token
-from shared.blocks import chain_keys
+from shared.blocks import chain_keys, iter_keys
 from shared.memory_bus import Faults, MemoryBus
 from shared.messages import Ref, Sampling
 from shared.records import AgentRecord
@@ -94,7 +94,9 @@ class World:
     def nothing_held(self) -> bool:
         mesh = self.dispatcher.mesh
         ours = not mesh.runs and not len(mesh.lists) and not mesh.ledger.open_bookings
-        return ours and not mesh.ledger.optimistic and not any(fake.held for fake in self.fakes.values())
+        lingering = {key for _, _, keys in mesh.ledger.lingering for key in iter_keys(keys)}
+        promised = len(mesh.ledger.optimistic) - len(lingering)
+        return ours and not promised and not any(fake.held for fake in self.fakes.values())
 
     async def close(self) -> None:
         await self.dispatcher.close()

@@ -74,7 +74,7 @@ class Ledger:
         self.agents = Agents(link_rate)
         self.optimistic = Optimistic()
         self.open_bookings: set[int] = set()
-        self._lingering: deque[tuple[float, str, bytes]] = deque()
+        self.lingering: deque[tuple[float, str, bytes]] = deque()  # (until, prefill instance, keys)
         self._numbers = 0
 
     # -- the fleet -------------------------------------------------------------------------------------
@@ -111,17 +111,17 @@ class Ledger:
 
     def linger(self, instance: str, keys: bytes, now: float) -> None:
         """Promised blocks are there now: they count on until the index surely has them."""
-        self._lingering.append((now + LINGER_S, instance, keys))
+        self.lingering.append((now + LINGER_S, instance, keys))
 
     def _let_linger(self, now: float) -> None:
-        while self._lingering and self._lingering[0][0] <= now:
-            _, instance, keys = self._lingering.popleft()
+        while self.lingering and self.lingering[0][0] <= now:
+            _, instance, keys = self.lingering.popleft()
             self.optimistic.remove(instance, keys)
 
     def _forget_lingering(self, instance: str) -> None:
-        for _, id, keys in [one for one in self._lingering if one[1] == instance]:
+        for _, id, keys in [one for one in self.lingering if one[1] == instance]:
             self.optimistic.remove(id, keys)
-        self._lingering = deque(one for one in self._lingering if one[1] != instance)
+        self.lingering = deque(one for one in self.lingering if one[1] != instance)
 
     # -- requests --------------------------------------------------------------------------------------
 
