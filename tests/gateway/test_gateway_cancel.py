@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import socket
+import struct
 from typing import Any
 
 import aiohttp
@@ -133,6 +135,37 @@ async def test_a_client_that_leaves_cancels_its_generation(api: Api, stream: boo
             writer.close()
         await until(lambda: at_rest(api))
     assert api.dispatcher.closed == 2
+
+
+AHEAD = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 2000
+LARGE = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n" + b"x" * 4_000_000
+
+
+@pytest.mark.parametrize(("ahead", "abort"), [(AHEAD, False), (AHEAD, True), (LARGE, True)])
+async def test_a_client_that_leaves_is_noticed_behind_what_it_sent_ahead(api: Api, ahead: bytes, abort: bool) -> None:
+    """More than is read while an answer is in the making, so that the loop does not see the end of it."""
+    api.dispatcher.script = Script([4], delay=60)
+    _, writer = await send(api, CHAT)
+    writer.write(ahead)
+    await until(lambda: api.dispatcher.open == 1)
+    if abort:  # with a reset: the kernel would tell of the end only behind all that was sent
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+    else:
+        writer.close()
+    await until(lambda: at_rest(api))
+    assert api.dispatcher.closed == 1
+
+
+async def test_a_client_that_sends_ahead_and_stays_gets_every_answer(api: Api) -> None:
+    api.dispatcher.script = Script([4], delay=1.2)
+    reader, writer = await send(api, CHAT)
+    writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 499)
+    writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    async with asyncio.timeout(30):
+        assert (await reader.read()).count(b"HTTP/1.1 200 OK") == 501
+    writer.close()
 
 
 async def test_a_hundred_clients_leave_at_any_time_and_nothing_is_held(api: Api) -> None:

@@ -88,6 +88,15 @@ async def test_a_compressed_body_is_415_and_never_unpacked(api: Api, coding: str
             assert_envelope(await response.json(), response.headers)
 
 
+async def test_a_body_compressed_in_transfer_is_415(api: Api) -> None:
+    head = "Host: x\r\nContent-Type: application/json\r\nTransfer-Encoding: gzip, chunked\r\n\r\n"
+    piece = gzip.compress(json.dumps(CHAT).encode())
+    body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(piece), piece)
+    for path in POSTS:
+        got = await raw(api.server.port, f"POST {path} HTTP/1.1\r\n{head}".encode() + body)
+        assert "gzip" in str(assert_raw_envelope(got, 415)["message"])
+
+
 async def test_a_body_of_50_mb_is_refused_unread(start: StartApi) -> None:
     """ACCEPTANCE A7. Where its length is told nothing of it is taken in; where not, what is over the limit is not."""
     api = await start(options=GatewayOptions(model=MODEL, max_body_bytes=2**20))
@@ -216,6 +225,22 @@ async def test_expect_100_is_answered_and_others_refused(api: Api) -> None:
     assert (await reader.readline()).startswith(b"HTTP/1.1 200")
     writer.close()
     assert_raw_envelope(await raw(api.server.port, (head + "Expect: miracles\r\n\r\n").encode() + body), 417)
+
+
+@pytest.mark.parametrize("keep", ["", "Connection: keep-alive\r\n"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_http_1_0_gets_one_answer_and_sees_its_end(api: Api, stream: bool, keep: str) -> None:
+    """It knows neither chunks nor interim answers: a stream ends with its connection."""
+    body = json.dumps(CHAT | {"stream": stream}).encode()
+    head = f"POST {POSTS[0]} HTTP/1.0\r\nExpect: 100-continue\r\nContent-Type: application/json\r\n{keep}"
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.server.port)
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    async with asyncio.timeout(30):
+        status, headers, _ = await answer(reader)
+        assert (status, headers.get("transfer-encoding")) == (200, None)
+        if stream:
+            assert (await reader.read()).endswith(b"data: [DONE]\n\n")
+    writer.close()
 
 
 async def test_a_head_that_does_not_come_is_408(start: StartApi) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from services.conductor.gateway.answer import Answer
 from services.conductor.gateway.errors import Fault, fault_of
@@ -58,6 +58,8 @@ class Delivery:
     async def stream(self, request: web.BaseRequest, include_usage: bool) -> web.StreamResponse:
         """The head is sent with the first token: what fails before it still gets a status of its own."""
         response = EventStream(headers=SSE | {REQUEST_ID: self._id})
+        if request.version < HttpVersion11:
+            response.force_close()  # without chunks only that shows where the stream ends
         try:
             async with asyncio.timeout(self._timeout):
                 steps = await self._generations.batch()

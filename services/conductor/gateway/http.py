@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import re
+import select
 import socket
 import sys
 import termios
@@ -12,7 +13,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
@@ -30,6 +31,7 @@ MAX_HEADERS = 128
 SEND_BUFFER = 128 * 1024  # bytes of an answer that the kernel holds for a reader (it takes twice that, for its own use)
 
 LOOKS = 8  # at a reader, within the time after which one that reads nothing is cut off
+HANGUP_LOOK = 0.5  # seconds between two looks for a client that left while nothing is read of it
 
 logger = log("gateway")
 
@@ -58,14 +60,16 @@ def error_response(fault: Fault, id: str) -> web.Response:
 
 
 class Connection(RequestHandler):
-    """A client's connection. It is cut when a head does not get complete, or what was written is not read."""
+    """A client's connection. It is cut when a head does not get complete, or what was written is not read, and when
+    the client leaves, even behind bytes that are not read yet."""
 
-    __slots__ = ("_deadlines", "_head_timer", "_read_at", "_stall_timer", "_unread")
+    __slots__ = ("_deadlines", "_hangup_timer", "_head_timer", "_read_at", "_stall_timer", "_unread")
 
     def __init__(self, server: Server, deadlines: Deadlines, **options: Any) -> None:
         super().__init__(server, **options)
         self._deadlines = deadlines
         self._head_timer: asyncio.TimerHandle | None = None
+        self._hangup_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._unread = 0
         self._read_at = 0.0
@@ -73,6 +77,8 @@ class Connection(RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._await_head(False)
         self._await_reader(False)
+        if self._hangup_timer is not None:
+            self._hangup_timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -82,6 +88,8 @@ class Connection(RequestHandler):
             self._await_head(False)
         elif self._head_timer is None and self._idle():
             self._await_head(True)
+        if self._hangup_timer is None:
+            self._await_hangup()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The kernel keeps no more than this for a slow reader either; left alone it would grow to megabytes."""
@@ -163,6 +171,21 @@ class Connection(RequestHandler):
             self.transport.abort()
         return None
 
+    def _await_hangup(self) -> None:
+        """The loop notices that a client left where it reads. It does not while earlier requests keep the client's next
+        ones waiting; then the socket itself is asked."""
+        if self.transport is not None and not self.transport.is_reading():
+            self._hangup_timer = self._loop.call_later(HANGUP_LOOK, self._look_for_hangup)
+
+    def _look_for_hangup(self) -> None:
+        self._hangup_timer = None
+        if self.transport is None or self.transport.is_reading():
+            return
+        if hung_up(self.transport.get_extra_info("socket")):
+            self.transport.abort()
+        else:
+            self._await_hangup()
+
     def _pending(self) -> int:
         """Bytes of the answer that the client's side has not acknowledged, ours and the kernel's. Once writing is
         paused, what is still being written makes them more for a moment, then they only get fewer."""
@@ -173,6 +196,15 @@ class Connection(RequestHandler):
             int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder) if sock.fileno() >= 0 else 0
         )
         return self.transport.get_write_buffer_size() + queued
+
+
+def hung_up(sock: socket.socket) -> bool:
+    """Whether the other side has closed, or reset, its half."""
+    if sock.fileno() < 0:
+        return True
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 class Server(web.Server):
@@ -217,6 +249,8 @@ async def read_body(request: web.BaseRequest, limit: int, deadline: float) -> by
     if (request.content_length or 0) > limit:
         raise too_large(limit)
     expected = request.headers.get("Expect", "").lower()
+    if request.version < HttpVersion11:
+        expected = ""  # as its protocol wants: it would take the interim answer for the answer
     if expected == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # the answer has not begun by that
@@ -238,6 +272,10 @@ def _check_kind(request: web.BaseRequest) -> None:
     coding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if coding not in ("", "identity"):
         message = f"the body must not be compressed; the request has the Content-Encoding {clip(coding)}"
+        raise HttpError(415, "unsupported_media_type", message, accept_encoding="identity")
+    transfer = request.headers.get("Transfer-Encoding", "chunked").strip(" ,").lower()
+    if transfer != "chunked":
+        message = f"the body must not be compressed; the request has the Transfer-Encoding {clip(transfer)}"
         raise HttpError(415, "unsupported_media_type", message, accept_encoding="identity")
 
 
