@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,17 @@ async def test_a_broken_file_keeps_the_last_good_one_and_is_seen(start: StartApi
         "tenants: {a: {keys: ['sha256:zz']}}",
         "tenants: {a: {keys: [sk-secret-012345], sallt: x}}",
         "tenants: {a: {keys: [sk-secret-012345]}, b: {keys: [sk-secret-012345]}}",
+        "tenants: {a: {keys: [2020-13-45]}}",
+        "tenants: {a: {keys: [0x_]}}",
+        "tenants: {a: {keys: [" + "9" * 5000 + "]}}",
+        "tenants: {a: {keys: [!!int '']}}",
+        "tenants: {a: {keys: [!!timestamp secret]}}",
+        "tenants: {a: {keys: [!!bool secret]}}",
+        "tenants: " + "[" * 5000 + "]" * 5000,
+        'tenants: {a: {keys: ["sk-secret-\\ud800"]}}',
+        'tenants: {"\\ud800": {keys: [sk-secret-012345]}}',
+        "tenants: &a {x: *a}",
+        "tenants: !!python/object/apply:os.getpid []",
     ],
 )
 def test_a_bad_file_is_refused_without_showing_a_key(path: Path, text: str) -> None:
@@ -152,6 +164,25 @@ def test_a_bad_file_is_refused_without_showing_a_key(path: Path, text: str) -> N
     with pytest.raises(ConfigError) as error:
         read_key_file(path)
     assert "secret" not in str(error.value)
+
+
+async def test_values_that_yaml_chokes_on_do_not_harm_a_request(start: StartApi, path: Path) -> None:
+    clock = Clock()
+    api = await start(tenants=Tenants(path, clock))
+    rewrite(path, "tenants: {a: {keys: [2020-13-45]}}")
+    clock.now += CHECK_PERIOD + 0.1
+    assert (await ask(api, bearer(ALICE)))[0] == 200
+    assert api.gateway.readiness().degraded == ["api_keys_invalid"]
+
+
+def test_a_pipe_in_place_of_the_file_is_refused_and_not_waited_for(path: Path) -> None:
+    clock = Clock()
+    tenants = Tenants(path, clock)
+    path.unlink()
+    os.mkfifo(path)
+    clock.now += CHECK_PERIOD + 0.1
+    assert tenants.identify(f"Bearer {ALICE}").name == "alice"
+    assert "no file" in tenants.error
 
 
 def test_a_file_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from shared.errors import ConfigError, Unauthorized
 
 CHECK_PERIOD = 1.0  # seconds between two looks at the file
 HASHED = "sha256:"
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C: the event loop waits for it
+CONFUSED = (ValueError, LookupError, AttributeError, RecursionError)  # of the library, over `2020-13-45`
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def _digest_of_entry(key: str, tenant: str) -> bytes:
 def read_key_file(path: Path) -> KeyRing:
     """Raises ConfigError; no message of it shows a key."""
     try:
-        file = msgspec.convert(yaml.safe_load(path.read_bytes()), KeyFile)
+        return KeyRing(msgspec.convert(yaml.load(_contents(path), LOADER), KeyFile))
     except OSError as e:
         raise ConfigError(f"cannot read the API keys in {path}: {e.strerror}", field="api_keys") from None
     except yaml.YAMLError as e:
@@ -88,7 +90,15 @@ def read_key_file(path: Path) -> KeyRing:
         raise ConfigError(f"{path} is no YAML{line}", field="api_keys") from None
     except msgspec.ValidationError as e:
         raise ConfigError(f"{path}: {e}", field="api_keys") from None
-    return KeyRing(file)
+    except CONFUSED as e:
+        raise ConfigError(f"{path} has a value that YAML cannot read ({type(e).__name__})", field="api_keys") from None
+
+
+def _contents(path: Path) -> bytes:
+    """Of a file only: to open a pipe would wait for whoever writes into it."""
+    if not path.is_file() and path.exists():
+        raise ConfigError(f"{path}, which is to hold the API keys, is no file", field="api_keys")
+    return path.read_bytes()
 
 
 class Tenants:
