@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import Any
 
-import aiohttp
 import msgspec
-import pytest
 
 from services.conductor.gateway.gateway import GatewayOptions
 from services.conductor.generation import Readiness
@@ -101,12 +100,32 @@ async def test_a_drain_without_work_is_over_at_once_and_one_that_lasts_is_cut(ap
     assert await api.server.drain(30) is True
     api.gateway.draining = False
     api.dispatcher.script = Script(api.ids("word "), endless=True, delay=0.01)
+    whole = asyncio.create_task(api.chat(max_tokens=400))
     async with api.http.post(api.server.url + "/v1/chat/completions", json=CHAT | {"stream": True}) as response:
+        await until(lambda: api.dispatcher.open == 2)
         assert await api.server.drain(0.05) is False
         await api.server.__aexit__()
-        with pytest.raises(aiohttp.ClientError):
-            await response.read()
+        events = (await response.text()).split("\n\n")[:-1]
+    assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "unavailable"
+    assert not any("[DONE]" in event for event in events)
+    status, answer, headers = await whole
+    assert (status, assert_envelope(answer, headers)["code"]) == (503, "unavailable")
+    assert headers["Retry-After"]
     assert api.dispatcher.open == 0
+
+
+async def test_a_cut_does_not_wait_for_a_reader(api: Api) -> None:
+    """What is not read cannot be ended with an event; it is closed all the same."""
+    api.dispatcher.script = Script(api.ids("word " * 200), endless=True)
+    body = json.dumps(CHAT | {"stream": True, "max_tokens": 400, "n": 100})
+    _, writer = await asyncio.open_connection("127.0.0.1", api.server.port, limit=1)
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+    await until(lambda: api.dispatcher.produced > 1000)
+    async with asyncio.timeout(30):
+        await api.server.__aexit__()
+    await until(lambda: api.dispatcher.open == 0)
+    writer.close()
 
 
 async def test_a_second_signal_cuts_the_drain_short(api: Api) -> None:

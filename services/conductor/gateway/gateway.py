@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -42,6 +43,7 @@ logger = log("gateway")
 MODELS = "/v1/models"
 TOKENIZER_MISMATCH = "tokenizer_mismatch"
 DRAINING = "draining"
+SHUTTING_DOWN = "this server is shutting down"
 LONG_BODY = 64 * 1024  # bytes from which on even parsing would hold up the loop
 KEYS_INVALID = "api_keys_invalid"
 
@@ -79,6 +81,7 @@ class Gateway:
         self._held = held_gauge("gateway_requests")
         self._idle = asyncio.Event()
         self._idle.set()
+        self._running: set[Generations] = set()
         self.in_flight = 0
         self.draining = False
         self._openapi = msgspec.json.encode(document(self._served()))
@@ -127,6 +130,11 @@ class Gateway:
     async def drained(self) -> None:
         """Wait until no completion is in flight."""
         await self._idle.wait()
+
+    def cut(self) -> None:
+        """No more time: every answer that is not complete ends with an error."""
+        for running in self._running:
+            running.fail(Unavailable(SHUTTING_DOWN, retry_after_ms=1000))
 
     # -- routes --------------------------------------------------------------------------------------------
 
@@ -254,7 +262,7 @@ class Gateway:
         self._identify(request, exchange)
         exchange.objectives = objectives(request.headers)
         if self.draining:
-            raise Unavailable("this server is shutting down", retry_after_ms=1000)
+            raise Unavailable(SHUTTING_DOWN, retry_after_ms=1000)
         self._begin(1)
         try:
             raw = await self._read(request)
@@ -298,7 +306,7 @@ class Gateway:
         generations = [_generation(exchange, i, choice) for i, choice in enumerate(choices)]
         exchange.added += time.monotonic()
         try:
-            async with Generations(self._dispatcher, generations, ask.n) as running:
+            async with Generations(self._dispatcher, generations, ask.n) as running, self._cuttable(running):
                 delivery = Delivery(
                     running, answer, self._shape(ask, exchange.unique), exchange.id, self._options.request_timeout
                 )
@@ -312,6 +320,14 @@ class Gateway:
         finally:
             metrics.observe(answer)
             exchange.describe(self._options.model, answer)
+
+    @asynccontextmanager
+    async def _cuttable(self, running: Generations) -> AsyncIterator[None]:
+        self._running.add(running)
+        try:
+            yield
+        finally:
+            self._running.discard(running)
 
     def _shape(self, ask: Ask, unique: str) -> Shape:
         id = ("chatcmpl-" if ask.chat else "cmpl-") + unique

@@ -73,6 +73,10 @@ class Generations:
                 raise step
         return steps
 
+    def fail(self, error: Exception) -> None:
+        """Have ``batch`` raise it, behind the tokens that are there."""
+        self._steps.put(error)
+
     def end(self, choice: int) -> None:
         """Cancel one of them; its tokens that are queued still come."""
         self._tasks[choice].cancel()

@@ -47,6 +47,7 @@ class GatewayServer:
 
     async def __aexit__(self, *_: object) -> None:
         if self._runner is not None:
+            self._gateway.cut()
             await self._runner.cleanup()
 
     @property
