@@ -139,10 +139,12 @@ class LiveList(Message, frozen=True, kw_only=True, tag="live"):
 
 
 class Since(AttemptMessage, frozen=True, kw_only=True, tag="since"):
-    """Gateway asks again for the outputs from ``index`` on. Answer: SinceReply or RefusedReply(unknown_attempt)."""
+    """Gateway asks again for the outputs from ``index`` on, at most ``most`` of them (0: as many as fit in an answer).
+    Answer: SinceReply or RefusedReply(unknown_attempt)."""
 
     index: int
     choice: int = 0
+    most: int = 0
 
 
 # -- prefill <-> decode --------------------------------------------------------------------------------------
@@ -281,7 +283,7 @@ class LiveReply(Message, frozen=True, kw_only=True, tag="live_reply"):
 
 
 class SinceReply(AttemptMessage, frozen=True, kw_only=True, tag="since_reply"):
-    """Outputs from ``index`` on, as far as drawn."""
+    """Outputs from ``index`` on, as far as drawn and asked for."""
 
     index: int
     outputs: list[Output]

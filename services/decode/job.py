@@ -189,23 +189,31 @@ class DecodeJob(Job):
     # -- running -----------------------------------------------------------------------------------------------------
 
     async def _decode(self, running: Running) -> None:
-        async with asyncio.TaskGroup() as group:
-            commits = group.create_task(self._commits(running))
-            await self.service.decoder.decode(running)
-            await self._publish_last(running)
-            await running.indexed.wait()
-            commits.cancel()
+        try:
+            async with asyncio.TaskGroup() as group:
+                commits = group.create_task(self._commits(running))
+                await self.service.decoder.decode(running)
+                if running.last is not None:
+                    await self._wait_for_index(running)
+                self._publish_last(running)
+                await running.indexed.wait()
+                commits.cancel()
+        except ExceptionGroup:  # the agent is gone, or there was no room to fill the last block: the answer is complete
+            self._publish_last(running)
+            raise
 
-    async def _publish_last(self, running: Running) -> None:
-        """The final output goes out once the index has all blocks, or cannot be waited for any longer."""
-        if running.last is None:
-            return
+    async def _wait_for_index(self, running: Running) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WAIT_S):
                 await running.indexed.wait()
-        self.service.outputs.add(self.key, running.last)
-        self.service.courier.publish(self.gateway, [(self.key, running.last, None)])
-        self.service.finish(self.key)
+
+    def _publish_last(self, running: Running) -> None:
+        """The final output that was held back for the index."""
+        output, running.last = running.last, None
+        if output is not None:
+            self.service.outputs.add(self.key, output)
+            self.service.courier.publish(self.gateway, [(self.key, output, None)])
+            self.service.finish(self.key)
 
     async def _commits(self, running: Running) -> None:
         """Commit blocks as they fill, beside the steps."""

@@ -29,8 +29,11 @@ from shared.engines.sampling import draw, is_plain_greedy
 from shared.errors import ConfigError, MooncakeError
 from shared.fingerprint import canonical_dtype, model_namespace
 from shared.model_info import ModelInfo, model_info
+from shared.telemetry import log
 
 AttentionInterface.register(NAME, paged_attention)  # no mask function of that name: models build no mask
+
+logger = log("engine")
 
 PROBE_TOKENS = 8
 TOGETHER = 2 << 20
@@ -129,9 +132,10 @@ class TransformersEngine:
         self._model = _load(folder, self._dtype, self._device)
         try:
             self._probe(packing=True)
-        except ConfigError:
+        except ConfigError as e:
             if not self.packed:
                 raise
+            logger.warning("weights stay as they are: the model computes something else with packed ones", why=e.message)
             self._model = _load(folder, self._dtype, self._device)
             self._probe(packing=False)
 

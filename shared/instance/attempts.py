@@ -170,8 +170,15 @@ class AttemptTable:
             return ListOutcome([], unknown)
         lists.top, lists.heard = number, self.clock.look(wall)
         names = {(r, n) for r, n, _ in attempts}
+        self._still_wanted(names, wall)
         missed = [a for a in self._of(gateway) if number > a.base and self._misses(a, a.key in names)]
         return ListOutcome(self._drop(missed, wall), unknown)
+
+    def _still_wanted(self, keys: Iterable[Key], wall: float) -> None:
+        """What is listed is remembered: its reader may be slow (rule: done_known)."""
+        for key in keys:
+            if (attempt := self._attempts.get(key)) is not None and not attempt.phase.held:
+                attempt.ended = wall
 
     def tick(self, wall: float) -> list[Key]:
         """Drop what belongs to conductors that have been silent too long, and forget what ended long ago."""

@@ -120,6 +120,7 @@ class Instance(ABC, Generic[J]):
             outcome = self.table.listed(message.sender, message.number, message.attempts, self.now())
             for key in outcome.dropped:
                 self._dropped(key, "unlisted")
+            self.outputs.listed(((r, n) for r, n, _ in message.attempts), self.now())
             self.outputs.acknowledge(message.acked)
             unknown = outcome.unknown
         return LiveReply(
@@ -129,7 +130,7 @@ class Instance(ABC, Generic[J]):
     def _since(self, message: Since) -> SinceReply:
         key = key_of(message)
         try:
-            index, outputs, usage = self.outputs.since(key, message.index)
+            index, outputs, usage = self.outputs.since(key, message.index, message.most)
         except UnknownAttempt:
             attempt = self.table.get(key)
             if attempt is None or not attempt.phase.held:

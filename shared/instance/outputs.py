@@ -10,8 +10,7 @@ from shared.instance.attempts import Key
 from shared.messages import Output, Usage
 
 KEEP_S = 60.0
-"""How long the outputs of an ended attempt wait for the gateway's acknowledgement."""
-
+"""How long the outputs of an ended attempt that its gateway lists no longer wait for the acknowledgement."""
 
 MOST = 4096
 """Outputs in one answer to ``since``; who is further behind asks again."""
@@ -55,20 +54,27 @@ class OutputLog:
         kept.usage = kept.usage or usage
         return True
 
-    def since(self, key: Key, index: int) -> tuple[int, list[Output], Usage | None]:
-        """(first index, at most ``MOST`` outputs from there on as far as drawn, usage). Raises UnknownAttempt."""
+    def since(self, key: Key, index: int, most: int = 0) -> tuple[int, list[Output], Usage | None]:
+        """(first index, outputs from there on as far as drawn, usage): ``most`` of them, or ``MOST``. Raises
+        UnknownAttempt."""
         kept = self._kept.get(key)
         if kept is None:  # rule: unknown
             raise UnknownAttempt(f"no outputs of attempt {key[1]} of {key[0]} are kept here")
         start = max(index, kept.first)  # rule: from_zero
         usage = kept.usage if start == kept.first else None
-        return start, kept.outputs[start - kept.first :][:MOST], usage
+        return start, kept.outputs[start - kept.first :][: min(most or MOST, MOST)], usage
 
     def end(self, key: Key, now: float) -> None:
         """The attempt is over; what it drew stays until acknowledged or expired (rule: keep_outputs)."""
         kept = self._kept.get(key)
         if kept is not None and kept.ended is None:
             kept.ended = now
+
+    def listed(self, keys: Iterable[Key], now: float) -> None:
+        """The gateway still has readers for these: of those that are over, the time to be kept begins anew."""
+        for key in keys:
+            if (kept := self._kept.get(key)) is not None and kept.ended is not None:
+                kept.ended = now
 
     def forget(self, keys: Iterable[Key]) -> None:
         """Acknowledged, cancelled or given up."""

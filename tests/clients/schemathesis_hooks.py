@@ -12,7 +12,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 RELATIONS = re.compile(
     r"only the value of 'n'|'min_tokens' \d+ is more than|'max_tokens' and 'max_completion_tokens' differ"
-    r"|answers are given together|maximum context length"
+    r"|answers are given together|maximum context length|are given in one answer"
 )
 """Between the values of two fields, or of a field and the model: JSON Schema has no words for them."""
 

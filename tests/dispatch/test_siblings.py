@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from services.conductor.generation import Siblings
+from shared.messages import Load
 from tests.dispatch.fakes import expected
 from tests.dispatch.world import World, ids
 
@@ -44,5 +45,18 @@ def test_they_go_elsewhere_when_that_one_is_gone(play: Play) -> None:
         g = world.generation(siblings=siblings)
         assert ids(await world.collect(g)) == expected(g)
         assert siblings.home is not None and siblings.home != home
+
+    play(scenario, prefills=3)
+
+
+def test_they_go_elsewhere_when_its_queue_is_too_long(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        siblings = Siblings()
+        await world.collect(world.generation(siblings=siblings))
+        home = siblings.home
+        assert home is not None
+        mesh = world.dispatcher.mesh
+        mesh.ledger.report(home.id, Load(queue_ms=10.0 * mesh.settings.slo_ttft_ms), asyncio.get_running_loop().time())
+        assert home.id not in await homes(world, siblings, 2)
 
     play(scenario, prefills=3)

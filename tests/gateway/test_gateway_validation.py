@@ -91,6 +91,7 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 5}, "top_logprobs"),
     ({"top_logprobs": 5, "logprobs": False}, "top_logprobs"),
     ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+    ({"top_logprobs": 20, "logprobs": True, "n": 128, "max_tokens": 400}, "max_tokens"),
     ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"tools": [{"type": "function"}]}, "tools"),

@@ -147,6 +147,18 @@ def test_ended_attempts_are_forgotten_in_the_end() -> None:
     assert table.phase(A) is None
 
 
+def test_what_is_listed_is_not_forgotten() -> None:
+    """Its reader is slow: it still asks for outputs of an attempt that ended long ago."""
+    table = table_with(A)
+    table.finish(A, 10.0)
+    for number in range(1, 10):
+        table.listed(G, number, [(*A, True)], 10.0 + 60.0 * number)
+        table.tick(10.0 + 60.0 * number + 1.0)
+    assert table.phase(A) is Phase.DONE
+    table.tick(10.0 + 60.0 * 9 + KEEP_S + 0.1)
+    assert table.phase(A) is None
+
+
 class LiveListMachine(RuleBasedStateMachine):
     """The model of the live list, on the real table: any list sent may come at any time, again, or never."""
 

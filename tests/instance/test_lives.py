@@ -86,6 +86,33 @@ def test_agent_dies_under_prefill_and_decode(kit: Any) -> None:
     kit.run(main())
 
 
+@pytest.mark.parametrize("count", [3, 4])
+def test_agent_dies_when_the_last_token_is_drawn_but_held_back(kit: Any, count: int) -> None:
+    """The answer is complete: nothing is computed again for blocks that can no longer be committed."""
+
+    async def main() -> None:
+        async with kit.mesh(prefills=2, decodes=2, step_s=0.05) as mesh:
+            decode, ended = mesh.decodes[0], asyncio.Event()
+            commit = decode.store.commit
+
+            async def until_the_end(*args: Any, **options: Any) -> Any:
+                """What is committed once the last token is drawn finds the agent dead."""
+                while not any(one.last for one in decode.decoder._by_key.values()) and not ended.is_set():
+                    await asyncio.sleep(0.01)
+                mesh.nodes[2].kill()
+                return await commit(*args, **options)
+
+            decode.store.commit = until_the_end
+            tokens, sampling = kit.tokens(60), kit.greedy(count)
+            answer = await mesh.gateway.run(tokens, sampling, pairs=[(0, 0), (1, 1)])
+            ended.set()
+            assert (answer.tokens, answer.attempts) == (mesh.expect(tokens, sampling), 1)
+            mesh.nodes.pop(2)
+            await mesh.quiet(6.0)
+
+    kit.run(main())
+
+
 def test_an_agent_that_dies_as_a_sequence_grows_is_named(kit: Any) -> None:
     """The gateway hears why, and no bug of ours is logged."""
 

@@ -75,3 +75,21 @@ def test_kept_until_expired() -> None:
     assert len(log) == 1
     log.expire(10.1 + KEEP_S)
     assert len(log) == 0
+
+
+def test_what_is_listed_is_kept_for_a_slow_reader() -> None:
+    log = log_of(7, 8, 9)
+    log.listed([A, ("b", 1)], 5.0)  # not ended yet: nothing to put off
+    log.end(A, 10.0)
+    for now in range(20, 400, 10):
+        log.listed([A], float(now))
+        log.expire(now + 1.0)
+    assert log.since(A, 0)[1]
+    log.expire(390.1 + KEEP_S)
+    assert len(log) == 0
+
+
+def test_as_many_as_are_asked_for() -> None:
+    log = log_of(7, 8, 9)
+    assert [o.index for o in log.since(A, 1, most=1)[1]] == [1]
+    assert [o.index for o in log.since(A, 1, most=5)[1]] == [1, 2]

@@ -68,13 +68,14 @@ class Letters:
             prefill=self._placement.prefill,
         )
 
-    def since(self, ref: Ref, index: int) -> Since:
+    def since(self, ref: Ref, index: int, most: int) -> Since:
         return Since(
             sender=self._me,
             target=ref,
             request=self._work.generation.id,
             attempt=self._attempt.number,
             index=index,
+            most=most,
         )
 
     def cancel(self, ref: Ref, reason: str) -> Cancel:

@@ -126,7 +126,7 @@ class Run:
 
     async def _since(self, effort: Effort, ref: Ref, index: int) -> None:
         """That prefill has handed over and forgotten it is no news; of decode it is."""
-        for event in await self._mesh.teller.since(ref, effort.letters.since(ref, index)):
+        for event in await self._mesh.teller.since(ref, effort.letters.since(ref, index, BACKLOG)):
             if isinstance(event, events.Arrived):
                 self.arrived(event)
             elif ref == effort.placement.decode:

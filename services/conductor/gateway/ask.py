@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from services.conductor.gateway.body import MAX_CHOICES, MAX_UINT32, Body, ChatBody, CompletionBody, clip
+from services.conductor.gateway.body import MAX_CHOICES, MAX_LISTED, MAX_UINT32, Body, ChatBody, CompletionBody, clip
 from services.conductor.gateway.messages import Conversation, conversation
 from services.conductor.gateway.unsupported import refuse_unsupported
 from shared.blocks import Tokens
@@ -69,6 +69,7 @@ class Ask:
         if wanted > room:
             message = _too_long(context, prompt_tokens, self.max_tokens or self.min_tokens, self.field)
             raise ContextLengthExceeded(message, field=self.field)
+        self._check_listed(wanted)
         ends = set(self.stop_ids) if self.ignore_eos else set(self.stop_ids) | eos
         return Sampling(
             max_tokens=wanted,
@@ -85,6 +86,14 @@ class Ask:
             repetition_penalty=self.repetition_penalty,
             logit_bias=self.logit_bias,
         )
+
+    def _check_listed(self, max_tokens: int) -> None:
+        """An answer that is not streamed is kept until it is complete, log-probabilities and all."""
+        entries = self.n * len(self.prompts) * max_tokens * (self.logprobs + 1)
+        if entries > MAX_LISTED and not self.stream:
+            what = "choices × 'max_tokens' × log-probabilities a token"
+            message = f"{what} is {entries}; without 'stream' at most {MAX_LISTED} are given in one answer"
+            raise InvalidInput(message, field="max_tokens")
 
 
 def ask_chat(body: ChatBody) -> Ask:

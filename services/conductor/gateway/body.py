@@ -23,6 +23,7 @@ MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_IDS = 256
 MAX_BIASES = 1024
+MAX_LISTED = 2**20
 
 
 def doc(text: str) -> Meta:
