@@ -135,7 +135,7 @@ class TransformersEngine:
         except ConfigError as e:
             if not self.packed:
                 raise
-            logger.warning("weights stay as they are: the model computes something else with packed ones", why=e.message)
+            logger.warning("weights are not packed: the model computes something else with that", why=e.message)
             self._model = _load(folder, self._dtype, self._device)
             self._probe(packing=False)
 
