@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tokenizers import Tokenizer as Library
 
 from services.conductor.gateway.chat_template import ChatTemplate
 from services.conductor.gateway.tokenizer import Tokenizer
@@ -35,6 +39,41 @@ def test_eos_ids_come_from_every_place_that_names_them(folder: Path) -> None:
     assert Tokenizer.load(folder).eos == {0, 1, 2}
     amended(folder, "tokenizer_config.json", eos_token={"content": "<|endoftext|>"})
     assert Tokenizer.load(folder).eos == {0, 1}
+
+
+@pytest.mark.parametrize("job", ["text", "chat", "decode"])
+def test_others_run_while_a_long_text_is_worked_on(folder: Path, job: str) -> None:
+    """Threads help the event loop only where the library lets go of the interpreter's lock."""
+    tokenizer = Tokenizer.load(folder)
+    text, tokens = "fox dog " * 200_000, np.full(2_000_000, 60, np.uint32)
+    jobs: dict[str, Callable[[], object]] = {
+        "text": lambda: tokenizer.text(text),
+        "chat": lambda: tokenizer.chat([{"role": "user", "content": text}]),
+        "decode": lambda: tokenizer.decode(tokens),
+    }
+    begun, done, turns = threading.Event(), threading.Event(), 0
+
+    def work() -> None:
+        begun.set()
+        jobs[job]()
+        done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.wait()
+    while not done.wait(0.001):
+        turns += 1
+    thread.join()
+    assert turns > 10
+
+
+def test_the_ids_are_those_of_the_plain_library(folder: Path) -> None:
+    plain, tokenizer = Library.from_file(str(folder / "tokenizer.json")), Tokenizer.load(folder)
+    for text in ("", "a", " two  words\n", "<|im_start|>user", "😀 e\u0301\0", "fox " * 1000):
+        for special in (True, False):
+            ids = plain.encode(text, add_special_tokens=special).ids
+            assert tokenizer.text(text, special=special).tolist() == ids
+            assert tokenizer.decode(np.array(ids, np.uint32)) == plain.decode(ids, skip_special_tokens=False)
 
 
 def test_the_template_may_lie_in_three_places(folder: Path) -> None:

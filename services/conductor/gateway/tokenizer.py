@@ -64,7 +64,10 @@ class Tokenizer:
 
     def decode(self, tokens: Tokens) -> str:
         """The text of a prompt that came as token ids, its special tokens included."""
-        return str(self._library.decode(tokens.tolist(), skip_special_tokens=False))
+        (text,) = self._library.decode_batch(
+            [tokens.tolist()], skip_special_tokens=False
+        )  # as a batch it lets others run
+        return str(text)
 
     def echo(self, prompt: Tokens) -> str:
         """The same without a character that the prompt leaves unfinished: its end is the answer's."""
@@ -78,7 +81,10 @@ class Tokenizer:
         return Detokenizer(self._library, self.special, last[:whole], last[whole:])
 
     def _encode(self, text: str, *, special: bool) -> Tokens:
-        return np.array(self._library.encode(text, add_special_tokens=special).ids, dtype=np.uint32)
+        """The library's plain ``encode`` holds the interpreter's lock to its end, so that the event loop stands still
+        whatever thread it runs in; this one lets go of it, and computes no offsets."""
+        (encoding,) = self._library.encode_batch_fast([text], add_special_tokens=special)
+        return np.array(encoding.ids, dtype=np.uint32)
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
