@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from services.conductor.gateway.offload import Offload
+from services.conductor.gateway.offload import SHORT, Offload
 from shared.errors import Contended
 from shared.telemetry import held_now
 from tests.gateway.fakes import StartApi, until
@@ -36,6 +36,18 @@ async def test_more_than_the_queue_takes_is_refused_with_a_time() -> None:
     gate.set()
     assert await asyncio.gather(*waiting[:2]) == [True, True]
     assert await offload.run(10**9, lambda: 5) == 5  # alone, even the largest is taken
+    offload.close()
+
+
+async def test_a_short_job_never_waits_for_long_ones() -> None:
+    offload, gate = Offload(1, 8, 8 * SHORT), threading.Event()
+    long = [asyncio.create_task(offload.run(SHORT + 1, gate.wait)) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    async with asyncio.timeout(30):
+        assert await offload.run(SHORT, lambda: 5) == 5
+    assert not any(task.done() for task in long)
+    gate.set()
+    assert await asyncio.gather(*long) == [True] * 3
     offload.close()
 
 

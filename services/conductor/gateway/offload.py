@@ -13,15 +13,18 @@ from shared.telemetry import held_gauge
 
 R = TypeVar("R")
 
+SHORT = 64 * 1024  # bytes of a job that is never behind a longer one
 START_RATE = 1e6  # bytes per second and thread, until it was measured
 SMOOTHING = 0.1
 
 
 class Offload:
-    """``threads`` workers; at most ``jobs`` jobs of together ``bytes`` bytes are in it, more is refused."""
+    """``threads`` workers for short jobs, and as many for long ones, so that nobody's short prompt waits for the seconds
+    that a long one takes. At most ``jobs`` jobs of together ``bytes`` bytes are in it, more is refused."""
 
     def __init__(self, threads: int, jobs: int, bytes: int) -> None:
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+        self._short = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+        self._long = ThreadPoolExecutor(threads, thread_name_prefix="tokenize long")
         self._threads = threads
         self._limits = (jobs, bytes)
         self._jobs = 0
@@ -37,12 +40,14 @@ class Offload:
         self._admit(size)
         self._count(1, size)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, self._timed, size, job)
+            workers = self._short if size <= SHORT else self._long
+            return await asyncio.get_running_loop().run_in_executor(workers, self._timed, size, job)
         finally:
             self._count(-1, -size)
 
     def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        for workers in (self._short, self._long):
+            workers.shutdown(wait=False, cancel_futures=True)
 
     def _admit(self, size: int) -> None:
         """A job that is too big for the whole queue is taken when it is alone."""
