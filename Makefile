@@ -5,12 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?=
 ARGS ?=
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 STAMP := $(VENV)/.mooncake-installed
 unexport VIRTUAL_ENV
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check format fuzz bench docs clean
+.PHONY: help install run test chaos check format fuzz bench docs clean
 
 help:
 	@echo "make install   create .venv (nothing outside it) with everything to run and test"
@@ -21,6 +22,7 @@ help:
 	@echo "                 make install TORCH=/path/to/torch-...whl"
 	@echo "make run       the whole mesh on this machine; ARGS='--port 18000 --prefill 2 --decode 2'"
 	@echo "make test      all tests, a file to a worker, with coverage by package; ARGS='-k store -x -n0'"
+	@echo "make chaos     the tests that kill, stop and cut off the processes of real meshes"
 	@echo "make fuzz      schemathesis against a live mesh, by its own OpenAPI description; ARGS='--seconds 60'"
 	@echo "make check     lint, format, types, import contracts (needs no network once installed)"
 	@echo "make format    let ruff rewrite what it can"
@@ -51,8 +53,11 @@ run: $(STAMP)
 
 test: $(STAMP)
 	@rm -f .coverage .coverage.*
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --cov --cov-report= $(ARGS)
+	$(PYTEST) -m "not chaos" --cov --cov-report= $(ARGS)
 	@$(BIN)/python tests/coverage_by_package.py
+
+chaos: $(STAMP)
+	$(PYTEST) -m chaos $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

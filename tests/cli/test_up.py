@@ -68,7 +68,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def mesh(model: Path, log: Path, *flags: str) -> Iterator[Mesh]:
-    argv = [MOONCAKE, "up", "--json", "--port", "0", "--model", str(model), "--pool-bytes", "64MiB", *flags]
+    argv = [MOONCAKE, "up", "--json", "--port", "0", "--engine", "simulated", "--model", str(model), *flags]
     with (
         log.open("w") as lines,
         subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=lines, text=True, start_new_session=True) as process,

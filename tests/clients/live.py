@@ -26,7 +26,7 @@ def live_mesh(model: Path, folder: Path, *flags: str) -> Iterator[Mesh]:
     keys.write_text(f"tenants:\n  clients: {{keys: [{KEY}]}}\n")
     keys.chmod(0o600)
     settings.write_text(SETTINGS)
-    own = ("--model", str(model), *BASE, "--api-keys", str(keys), "--config", str(settings))
+    own = ("--engine", "simulated", "--model", str(model), *BASE, "--api-keys", str(keys), "--config", str(settings))
     mesh = start_mesh([*own, *flags], folder / "log")
     mesh.key = KEY
     try:

@@ -48,7 +48,7 @@ BAD_OF = {TEXT: [{"prompt": prompt} for prompt in PROMPTS], CHAT: [{"messages": 
 
 @pytest.fixture
 def mesh(up: Callable[..., Mesh]) -> Mesh:
-    return up()
+    return up("--engine", "simulated")
 
 
 def port(mesh: Mesh) -> int:
