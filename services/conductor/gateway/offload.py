@@ -19,8 +19,8 @@ SMOOTHING = 0.1
 
 
 class Offload:
-    """``threads`` workers for short jobs, and as many for long ones, so that no short prompt waits for the seconds that a
-    long one takes. At most ``jobs`` jobs of together ``bytes`` bytes are in it, more is refused."""
+    """``threads`` workers for short jobs, and as many for long ones, so that no short prompt waits for the seconds that
+    a long one takes. At most ``jobs`` jobs of together ``bytes`` bytes are in it, more is refused."""
 
     def __init__(self, threads: int, jobs: int, bytes: int) -> None:
         self._short = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
