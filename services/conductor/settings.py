@@ -29,7 +29,9 @@ class ConductorSettings(DispatchSettings, frozen=True, kw_only=True):
         int, Meta(description="Most tokens of an answer whose request names no limit.", ge=1)
     ] = 4096
     max_body_bytes: Annotated[int, Meta(description="Largest request body.", ge=1024)] = 10 * 2**20
-    tokenizer_threads: Annotated[int, Meta(description="Threads that tokenize and hash prompts.", ge=1, le=64)] = 2
+    tokenizer_threads: Annotated[
+        int, Meta(description="Threads that tokenize and hash short prompts, and as many for long ones.", ge=1, le=64)
+    ] = 2
     tokenizer_backlog: Annotated[int, Meta(description="Prompts that may wait for those threads before 429.", ge=1)] = (
         4096
     )

@@ -67,7 +67,7 @@ class Ask:
         room = context - prompt_tokens
         wanted = self.max_tokens if self.max_tokens is not None else max(1, min(room, default_max), self.min_tokens)
         if wanted > room:
-            message = _too_long(context, prompt_tokens, self.max_tokens or self.min_tokens, self.field)
+            message = too_long(context, prompt_tokens, self.max_tokens or self.min_tokens, self.field)
             raise ContextLengthExceeded(message, field=self.field)
         self._check_listed(wanted)
         ends = set(self.stop_ids) if self.ignore_eos else set(self.stop_ids) | eos
@@ -190,9 +190,11 @@ def _prompt(prompt: str | list[Any], where: str) -> Prompt:
     return np.array(prompt, dtype=np.uint32)
 
 
-def _too_long(context: int, prompt: int, completion: int, field: str) -> str:
+def too_long(context: int, prompt: int, completion: int, field: str, *, least: bool = False) -> str:
+    """``least``: the prompt has so many tokens or more; it was not counted."""
     if not completion:
-        return f"This model's maximum context length is {context} tokens, but your {field} has {prompt} tokens."
+        has = f"{'at least ' if least else ''}{prompt} tokens"
+        return f"This model's maximum context length is {context} tokens, but your {field} has {has}."
     return (
         f"This model's maximum context length is {context} tokens. However, you requested {prompt + completion} tokens "
         f"({prompt} in the {field}, {completion} in the completion). Please reduce the length of either."

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from services.conductor.gateway.ask import Ask, Prompt
+from services.conductor.gateway.ask import Ask, Prompt, too_long
 from services.conductor.gateway.tokenizer import Tokenizer
 from shared.blocks import Namespace, Tokens, chain_keys
-from shared.errors import InvalidInput
+from shared.errors import ContextLengthExceeded, InvalidInput
 from shared.messages import Sampling
 
 
@@ -40,7 +40,7 @@ def prepare(ask: Ask, tokenizer: Tokenizer, namespace: Namespace, limits: Limits
     Raises InvalidInput (a template that refuses, a token id that the model does not have), ContextLengthExceeded.
     """
     ask.check_ids(tokenizer.vocabulary)
-    prompts = [_tokens(prompt, tokenizer, ask) for prompt in ask.prompts]
+    prompts = [_tokens(prompt, tokenizer, ask, limits.context) for prompt in ask.prompts]
     samplings = [ask.sampling(len(t), limits.context, limits.default_max, tokenizer.eos) for t in prompts]
     root = namespace.root()
     return [
@@ -59,14 +59,19 @@ def _echo(ask: Ask, prompt: Prompt, tokenizer: Tokenizer) -> str:
     return prompt if isinstance(prompt, str) else tokenizer.echo(prompt)
 
 
-def _tokens(prompt: Prompt, tokenizer: Tokenizer, ask: Ask) -> Tokens:
+def _tokens(prompt: Prompt, tokenizer: Tokenizer, ask: Ask, context: int) -> Tokens:
     if isinstance(prompt, np.ndarray):
         highest = int(prompt.max())
         if highest >= tokenizer.vocabulary:
             message = f"'{ask.field}' has the token id {highest}; the model has {tokenizer.vocabulary} tokens"
             raise InvalidInput(message, field=ask.field)
         return prompt
-    tokens = tokenizer.text(prompt) if isinstance(prompt, str) else tokenizer.chat(prompt)
+    text = prompt if isinstance(prompt, str) else tokenizer.render(prompt)
+    if tokenizer.fewest(text) > context:
+        raise ContextLengthExceeded(
+            too_long(context, tokenizer.fewest(text), 0, ask.field, least=True), field=ask.field
+        )
+    tokens = tokenizer.text(text, special=isinstance(prompt, str))  # a template writes the special tokens itself
     if not len(tokens):
         raise InvalidInput(f"'{ask.field}' has no tokens", field=ask.field)
     return tokens

@@ -10,6 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer as Library
 
 from services.conductor.gateway.chat_template import ChatTemplate
+from services.conductor.gateway.density import Density
 from services.conductor.gateway.detokenizer import REPLACEMENT, Detokenizer
 from services.conductor.gateway.pieces import Pieces
 from shared.blocks import Tokens
@@ -27,6 +28,7 @@ class Tokenizer:
         self.special = frozenset(i for i, token in added.items() if token.special)
         self.eos = eos
         self.pieces = Pieces(library, self.special)
+        self._density = Density(library)
         self.vocabulary = max(library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @staticmethod
@@ -49,14 +51,26 @@ class Tokenizer:
         self, messages: Sequence[Mapping[str, Any]], *, special: bool = False, generation_prompt: bool = True
     ) -> Tokens:
         """The prompt of a conversation. The template writes the special tokens itself; ``special`` adds them again."""
+        return self.text(self.render(messages, generation_prompt=generation_prompt), special=special)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True) -> str:
+        """The text of a conversation's prompt. Raises InvalidInput."""
         if self._template is None:
             raise InvalidInput("this model has no chat template; use /v1/completions", field="messages")
-        text = self._template.render(messages, generation_prompt=generation_prompt)
-        return self._encode(text, special=special)
+        return self._template.render(messages, generation_prompt=generation_prompt)
+
+    def fewest(self, text: str) -> int:
+        """So many tokens at least, without a look at the words; 0 where nothing can be said."""
+        return self._density.fewest(text)
 
     def text(self, prompt: str, *, special: bool = True) -> Tokens:
-        """A bare prompt, with the tokens that the model wants around one."""
-        return self._encode(prompt, special=special)
+        """A bare prompt, with the tokens that the model wants around one.
+
+        The library's plain ``encode`` holds the interpreter's lock to its end, so that the event loop stands still
+        whatever thread it runs in; this one lets go of it, and computes no offsets.
+        """
+        (encoding,) = self._library.encode_batch_fast([prompt], add_special_tokens=special)
+        return np.array(encoding.ids, dtype=np.uint32)
 
     def names(self, ids: Sequence[int]) -> list[str]:
         """The tokens as the vocabulary writes them; "" for an id that it leaves out."""
@@ -79,12 +93,6 @@ class Tokenizer:
         last = [id for id in prompt[-64:].tolist() if id not in self.special]
         whole = len(last) - self.pieces.unfinished(last)
         return Detokenizer(self._library, self.special, last[:whole], last[whole:])
-
-    def _encode(self, text: str, *, special: bool) -> Tokens:
-        """The library's plain ``encode`` holds the interpreter's lock to its end, so that the event loop stands still
-        whatever thread it runs in; this one lets go of it, and computes no offsets."""
-        (encoding,) = self._library.encode_batch_fast([text], add_special_tokens=special)
-        return np.array(encoding.ids, dtype=np.uint32)
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
