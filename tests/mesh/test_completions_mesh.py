@@ -81,13 +81,12 @@ async def test_a3_one_token(mesh: Mesh, alone: Alone, tokens: Callable[[int], li
 
 @pytest.mark.parametrize("transport", ["shm"], indirect=True)
 @pytest.mark.parametrize(("length", "output"), [(2 * B, 1), (2 * B + 20, 12), (B + 1, 2 * B), (B + 30, 7), (5, 3)])
-@pytest.mark.parametrize("stream", [False, True])
 async def test_who_has_the_last_token_finds_all_full_blocks_in_the_index(
-    mesh: Mesh, runner: LocalRunner, tokens: Callable[[int], list[int]], length: int, output: int, stream: bool
+    mesh: Mesh, runner: LocalRunner, tokens: Callable[[int], list[int]], length: int, output: int
 ) -> None:
     """The next turn may come at once: nothing waits between the answer and the look at the index."""
     link = RedisLink(psutil.Process(mesh.pid("services.conductor")).environ()["MOONCAKE_REDIS"])
-    for _ in range(5):
+    for stream in (False, True, False, True):
         prompt = tokens(length)
         sampling = Sampling(max_tokens=output, seed=0, temperature=0.0)
         drawn = [o.token for o in runner.generate(np.array(prompt, dtype=np.uint32), sampling)]
