@@ -26,6 +26,7 @@ from services.store.reader import RemoteReader
 from services.store.removal import Removal
 from services.store.settings import StoreSettings
 from services.store.slabs import Slabs
+from services.store.ssd.tier import SsdTier
 from services.store.streamer import Streamer
 from services.store.transfer.base import Peer
 from services.store.transfer.engine import Engine
@@ -54,7 +55,8 @@ class Agent:
         self.directory = directory
         self._metrics = metrics
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="store")
-        self.slabs = Slabs(settings, directory, self._threads)
+        self.ssd = SsdTier(settings, directory)
+        self.slabs = Slabs(settings, directory, self._threads, self.ssd.below)
         self.engine = Engine(
             ref,
             secret=settings.secret.encode(),
@@ -71,9 +73,9 @@ class Agent:
         self._rate = Rate()
         self._landings = LandingControl(ref, self.engine, calls, settings.drain_timeout)
         self._streamer = Streamer(ref, self.engine, calls, self._landings, self._threads, self._rate)
-        self._peers = PeerService(self.slabs, self._landings, self._streamer, self._threads)
         reader = RemoteReader(self.engine, calls, settings, self._threads, self._rate)
         self._fetcher = Fetcher(ref.id, reader, directory)
+        self._peers = PeerService(self.slabs, self._landings, self._streamer, self._fetcher, self._threads)
         removal = Removal(calls, directory)
         self.local = LocalService(self._fetcher, self._landings, self._streamer, directory, removal, self.stats)
         self._socket = LocalSocket(settings.socket, settings.secret, ref, self.slabs.attach, self.local)
@@ -88,11 +90,13 @@ class Agent:
 
     async def __aenter__(self) -> Self:
         """Raises ConfigError when an address is taken."""
-        await self.engine.start()
+        await self.ssd.open()
         try:
+            await self.engine.start()
             self._socket.start()
         except BaseException:
             await self.engine.close()
+            await self.ssd.close()
             raise
         self._ticking = asyncio.create_task(self._tick())
         logger.info("agent is up", id=self.ref.id, socket=self.settings.socket, port=self.engine.peer().port)
@@ -105,6 +109,7 @@ class Agent:
         await self._fetcher.close()
         await self._streamer.close()
         await self._landings.close()
+        await self.ssd.close()
         await self.slabs.close()
         await self.engine.close()
         self._threads.shutdown(wait=True)
@@ -127,6 +132,7 @@ class Agent:
         for slab in self.slabs.values():
             slab.expire()
             slab.changed()
+        self.ssd.look()
         self._show()
 
     # -- what is held ----------------------------------------------------------------------------------
@@ -147,10 +153,14 @@ class Agent:
             "store_fetches": len(self._fetcher),
             "store_streams": len(self._streamer),
             "store_waiting": sum(len(slab.line) for slab in slabs),
+            "store_ssd_writes": self.ssd.writes,
+            "store_ssd_reads": self.ssd.reads,
             "slots": sum(len(pool.slots) for pool in pools),
             "free": sum(pool.slots.free for pool in pools),
             "cached": sum(pool.slots.idle + pool.slots.yielding for pool in pools),
             "evictions": sum(pool.slots.evictions for pool in pools),
+            "ssd_blocks": len(self.ssd.book),
+            "ssd_on": float(self.ssd.on),
         }
 
     def record(self) -> AgentRecord:

@@ -11,11 +11,13 @@ from typing import Protocol
 
 from services.store.transfer.base import Peer
 from shared.errors import PeerGone
+from shared.index import DRAM
 
 
 class Directory(Protocol):
-    def committed(self, parent: bytes, keys: Sequence[bytes]) -> None:
-        """These blocks, which follow each other after ``parent``, are here now. Published soon, in order."""
+    def committed(self, parent: bytes, keys: Sequence[bytes], tier: int = DRAM) -> None:
+        """These blocks, which follow each other after ``parent``, are here now, at ``tier`` (DRAM 0, SSD 1). Published
+        soon, in order."""
 
     def evicted(self, keys: Sequence[bytes]) -> None:
         """These are not here any more."""
@@ -40,11 +42,13 @@ class Board:
 
 
 class LocalDirectory:
-    """See the module. ``board`` is common to all agents; ``id`` is set when the agent starts."""
+    """See the module. ``board`` is common to all agents; ``id`` is set when the agent starts. ``tiers``: what
+    this one has published."""
 
     def __init__(self, board: Board, id: str = "") -> None:
         self._board = board
         self.id = id
+        self.tiers: dict[bytes, int] = {}
 
     def join(self, peer: Peer) -> None:
         self._board.peers[peer.ref.id] = peer
@@ -55,14 +59,16 @@ class LocalDirectory:
             if self.id in holders:
                 holders.remove(self.id)
 
-    def committed(self, parent: bytes, keys: Sequence[bytes]) -> None:
+    def committed(self, parent: bytes, keys: Sequence[bytes], tier: int = DRAM) -> None:
         for key in keys:
+            self.tiers[key] = tier
             holders = self._board.blocks.setdefault(key, [])
             if self.id not in holders:
                 holders.append(self.id)
 
     def evicted(self, keys: Sequence[bytes]) -> None:
         for key in keys:
+            self.tiers.pop(key, None)
             holders = self._board.blocks.get(key, [])
             if self.id in holders:
                 holders.remove(self.id)

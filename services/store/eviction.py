@@ -21,6 +21,11 @@ class EvictionOrder:
         self._heaps: tuple[list[tuple[float, int]], list[tuple[float, int]]] = ([], [])
         self._clock = 0.0
 
+    @property
+    def clock(self) -> float:
+        """Grows with every touch."""
+        return self._clock
+
     def touch(self, slot: int) -> None:
         """Most recently used now."""
         self._clock += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from opentelemetry.context import Context
@@ -94,6 +95,20 @@ class Fetcher:
             ask.open = False
         return self._in_order(ask, wanted)
 
+    @asynccontextmanager
+    async def brought_up(
+        self, slab: Slab, keys: Sequence[bytes], owner: Owner, pool_class: PoolClass, timeout: float
+    ) -> AsyncIterator[None]:
+        """What this node's SSD has of ``keys`` is in DRAM while the block runs, as far as there are time and room."""
+        ask = Ask(slab, AGENT, owner, pool_class)
+        wanted = [Wanted(key, b"") for key in dict.fromkeys(keys) if slab.is_below(key)]
+        if wanted:
+            await self.fetch(ask, wanted, [self._me], timeout)
+        try:
+            yield
+        finally:
+            ask.give_back()
+
     @staticmethod
     def _in_order(ask: Ask, wanted: Sequence[Wanted]) -> list[Fetched]:
         """A key that was asked for twice is held twice."""
@@ -171,9 +186,9 @@ class Fetcher:
         self, flight: Flight, ask: Ask, wanted: Sequence[Wanted], sources: Sequence[str], deadline: float
     ) -> None:
         """Ask one agent after the other for what is still missing."""
-        missing = list(wanted)
         with tracer().start_as_current_span("store.fetch", ask.trace) as span:
-            async for agent in self._candidates([w.key for w in wanted], sources):
+            missing = await self._from_below(flight, ask, wanted, deadline)
+            async for agent in self._candidates([w.key for w in missing], sources):
                 left = deadline - asyncio.get_running_loop().time()
                 if not missing:
                     break
@@ -190,7 +205,7 @@ class Fetcher:
 
     async def _candidates(self, keys: Sequence[bytes], sources: Sequence[str]) -> AsyncIterator[str]:
         """The agents named, else those of the index: most blocks first, then the least loaded."""
-        if sources:
+        if sources or not keys:
             for agent in dict.fromkeys(sources):
                 if agent != self._me:
                     yield agent
@@ -198,6 +213,16 @@ class Fetcher:
         located = await self._directory.locate(keys)
         for agent, _ in Counter(agent for agents in located for agent in agents).most_common():
             yield agent
+
+    async def _from_below(self, flight: Flight, ask: Ask, wanted: Sequence[Wanted], deadline: float) -> list[Wanted]:
+        """From this node's SSD. Returns what is still missing."""
+        left = deadline - asyncio.get_running_loop().time()
+        read = await ask.slab.lower.read(wanted, ask.owner, ask.pool_class, left)
+        if read is None:
+            return list(wanted)
+        flight.outcomes.update(read.outcomes)
+        flight.holds.extend(read.holds)
+        return [w for w in wanted if read.outcomes.get(w.key, Outcome(error=ABSENT)).error]
 
     async def _from(self, flight: Flight, ask: Ask, agent: str, missing: Sequence[Wanted], timeout: float) -> None:
         try:

@@ -29,6 +29,9 @@ logger = log("store.local")
 
 MAX_WAIT = 3600.0
 
+PROMOTION = 2.0
+"""Seconds that a lease waits for blocks of the SSD. What is not there by then is answered as absent."""
+
 
 class LocalService:
     """One for an agent. Holds of a connection end by release, by its Bye, or once EOF *and* the death of the process
@@ -55,7 +58,7 @@ class LocalService:
         self._closing = False
         self._handlers: dict[type, Handler] = {
             wire.LeaseLocal: self._lease,
-            wire.Contains: lambda c, r: c.slab.pool.contains(keys_of(r.keys)),
+            wire.Contains: lambda c, r: c.slab.contains(keys_of(r.keys)),
             wire.Reserve: self._reserve,
             wire.Allocate: self._allocate,
             wire.Wait: self._wait,
@@ -79,7 +82,15 @@ class LocalService:
 
     # -- blocks ----------------------------------------------------------------------------------------
 
-    def _lease(self, c: Connection, r: wire.LeaseLocal) -> list[HeldTuple | None]:
+    def _lease(self, c: Connection, r: wire.LeaseLocal) -> Any:
+        below = any(map(c.slab.is_below, keys_of(r.keys)))
+        return self._lease_below(c, r) if below else self._lease_here(c, r)
+
+    async def _lease_below(self, c: Connection, r: wire.LeaseLocal) -> list[HeldTuple | None]:
+        async with self._fetcher.brought_up(c.slab, keys_of(r.keys), *r.by.checked(), PROMOTION):
+            return self._lease_here(c, r)
+
+    def _lease_here(self, c: Connection, r: wire.LeaseLocal) -> list[HeldTuple | None]:
         held = c.slab.pool.lease(keys_of(r.keys), c.id, *r.by.checked())
         metrics.LOOKUPS.labels("hit").inc(sum(h is not None for h in held))
         metrics.LOOKUPS.labels("miss").inc(held.count(None))

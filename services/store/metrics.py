@@ -31,6 +31,8 @@ HELD = {
         "store_fetches",
         "store_streams",
         "store_waiting",
+        "store_ssd_writes",
+        "store_ssd_reads",
     )
 }
 """``mooncake_held{kind}``. orphans: holds of connections that ended while their process lives on (or is stopped)."""

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from services.store import peer_messages as wire
+from services.store.fetcher import Fetcher
 from services.store.landing_control import LandingControl
 from services.store.metrics import CORRUPT, LEASED
 from services.store.slab import Slab, boottime
 from services.store.streamer import Streamer
 from shared.blocks import split_keys
+from shared.engines.base import Owner, PoolClass
 from shared.errors import NotRegistered, OutOfRange
 from shared.messages import Ref
 from shared.telemetry import log
 
 logger = log("store.peers")
+
+PROMOTION = 1.0
+"""Seconds that a lease waits for blocks of the SSD: half of what its reader waits for the answer."""
 
 MAX_DRAIN = 10.0
 """Seconds that a fence may wait here, whatever it asks for."""
@@ -27,9 +32,15 @@ class PeerService:
     """``on_call`` of the transfer engine; ``peer`` has proven itself there."""
 
     def __init__(
-        self, slabs: Mapping[str, Slab], landings: LandingControl, streamer: Streamer, threads: ThreadPoolExecutor
+        self,
+        slabs: Mapping[str, Slab],
+        landings: LandingControl,
+        streamer: Streamer,
+        fetcher: Fetcher,
+        threads: ThreadPoolExecutor,
     ) -> None:
         self._slabs = slabs
+        self._fetcher = fetcher
         self._landings = landings
         self._streamer = streamer
         self._threads = threads
@@ -63,15 +74,27 @@ class PeerService:
         return slab
 
     async def _lease(self, peer: Ref, call: wire.Lease) -> wire.Leased:
-        """What is here of ``keys`` is held for the reader from now on (``owner_waits``)."""
+        """What is here of ``keys``, on the SSD too, is held for the reader from now on (``owner_waits``)."""
         slab = self._slabs.get(call.segment)
         keys = split_keys(call.keys)
-        found = [None if slab is None else slab.pool.find(key) for key in keys]
+        if slab is None:
+            return self._nothing(keys)
+        owner = Owner("peer/" + peer.id)
+        async with self._fetcher.brought_up(slab, keys, owner, PoolClass.PREFETCH, PROMOTION):
+            return await self._lease_here(peer, call, slab, keys)
+
+    @staticmethod
+    def _nothing(keys: Sequence[bytes]) -> wire.Leased:
+        LEASED.labels("miss").inc(len(keys))
+        return wire.Leased(0, 0.0, [None] * len(keys))
+
+    async def _lease_here(self, peer: Ref, call: wire.Lease, slab: Slab, keys: Sequence[bytes]) -> wire.Leased:
+        found = [slab.pool.find(key) for key in keys]
+        slots = list(dict.fromkeys(slot for slot in found if slot is not None))
+        if not slots:
+            return self._nothing(keys)
         LEASED.labels("hit").inc(sum(slot is not None for slot in found))
         LEASED.labels("miss").inc(found.count(None))
-        slots = list(dict.fromkeys(slot for slot in found if slot is not None))
-        if slab is None or not slots:
-            return wire.Leased(0, 0.0, [None] * len(keys))
         if not 0 <= call.first_layer < call.last_layer <= slab.geometry.layers:
             raise OutOfRange(f"layers {call.first_layer} to {call.last_layer} of {slab.geometry.layers}")
         lease = slab.leases.grant(boottime(), peer, slots, sum(slab.pool.slots[slot].length for slot in slots))

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from services.store.transfer.base import Peer
 from shared.errors import MooncakeError, PeerGone, Refused, Unavailable
 from shared.heartbeat import Heartbeat
-from shared.index import code
+from shared.index import DRAM, code
 from shared.index.lookup import lookup
 from shared.index.publishing import IndexPublisher
 from shared.messages import Ref
@@ -64,8 +64,8 @@ class Registration:
 
     # -- Directory -------------------------------------------------------------------------------------
 
-    def committed(self, parent: bytes, keys: Sequence[bytes]) -> None:
-        self._publisher.committed(parent or None, keys)
+    def committed(self, parent: bytes, keys: Sequence[bytes], tier: int = DRAM) -> None:
+        self._publisher.committed(parent or None, keys, tier)
 
     def evicted(self, keys: Sequence[bytes]) -> None:
         self._publisher.evicted(keys)

@@ -80,7 +80,22 @@ class StoreSettings(CommonSettings, frozen=True, kw_only=True):
         float, Meta(description="Eviction ahead of need stops at this share of free slots.", ge=0, le=0.9)
     ] = 0.04
 
+    ssd_path: Annotated[
+        str, Meta(description="Folder of the SSD tier, of this agent alone; empty: blocks that leave DRAM are gone.")
+    ] = ""
+    ssd_bytes: Annotated[int, Meta(description="Disk space of the SSD tier's blocks.", ge=0)] = 0
+    ssd_ahead: Annotated[
+        float,
+        Meta(
+            description="Share of the slots, 512 at most, that are free or written to the SSD ahead of need.",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.125
+
     def __post_init__(self) -> None:
+        if bool(self.ssd_path) != bool(self.ssd_bytes):
+            raise ValueError("ssd_path and ssd_bytes must be set together")
         if self.high_watermark < self.low_watermark:
             raise ValueError("high_watermark must not be below low_watermark")
         if not self.secret and not is_loopback(self.host):

@@ -15,6 +15,7 @@ from services.store.checksums import Checksums
 from services.store.directory import Directory
 from services.store.landings import LandingTable
 from services.store.leases import LeaseTable
+from services.store.lower import Lower, NothingLower
 from services.store.memory import SlabMemory
 from services.store.metrics import EVICTED
 from services.store.pins import Pins, WriteGrants
@@ -32,6 +33,9 @@ AGENT = 0
 
 RETRY = 0.02
 """Seconds until a waiting wish is tried again although nothing was released: a copy that pinned a slot has ended."""
+
+TRIM = 64
+"""Blocks that one look evicts ahead of need."""
 
 T = TypeVar("T")
 
@@ -67,6 +71,7 @@ class Slab:
         self.landings = LandingTable()
         self.checksums = Checksums(self.memory, self.pool.slots, self.pins, threads)
         self.line = Line()
+        self.lower: Lower = NothingLower()
         self._prefault = Prefault(self.memory, threads)
         self._checksums_on = settings.checksums
         self._low = int(slots * settings.low_watermark)
@@ -150,10 +155,16 @@ class Slab:
         for want in self.line:
             if want in self._tries:
                 self._tries[want]()
-        self.pool.slots.trim(self._low, self._high, most=64)
+        self._trim()
         self.drain()
         if len(self.line):
             self.changed(RETRY)
+
+    def _trim(self) -> None:
+        """Ahead of need, and as far as nothing is lost by it."""
+        slots = self.pool.slots
+        if slots.free < self._low:
+            slots.trim(self._low, self._high, self.lower.ready(min(self._high - slots.free, TRIM)))
 
     def drain(self) -> None:
         """Tell the index and the waiting what has happened, in order. After every change of the pool."""
@@ -163,7 +174,9 @@ class Slab:
             self._evictions = self.pool.slots.evictions
         if self.pool.slots.dropped:
             dropped, self.pool.slots.dropped = self.pool.slots.dropped, []
-            self._directory.evicted(dropped)
+            gone = self.lower.left(dropped)
+            if gone:
+                self._directory.evicted(gone)
         if self.pool.settled:
             settled, self.pool.settled = self.pool.settled, []
             for key in settled:
@@ -213,7 +226,8 @@ class Slab:
         self.changed()
 
     def remove(self, key: bytes) -> bool:
-        removed = self.pool.remove(key)
+        removed = self.lower.remove(key)
+        removed |= self.pool.remove(key)
         self.drain()
         self.changed()
         return removed
@@ -230,6 +244,14 @@ class Slab:
             if not self._waiters[key]:
                 del self._waiters[key]
         return bool(done)
+
+    def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        """Here in DRAM or below it. Neither holds nor touches."""
+        return [there or self.lower.holds(key) for key, there in zip(keys, self.pool.contains(keys), strict=True)]
+
+    def is_below(self, key: bytes) -> bool:
+        """On the SSD alone, and nobody is bringing or writing it here."""
+        return self.pool.find(key) is None and not self.pool.in_progress(key) and self.lower.holds(key)
 
     def use(self, slots: Sequence[int]) -> None:
         """Hold slots for leases or transfers, whatever becomes of the engine."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from services.store.directory import Directory
+from services.store.lower import Lower, NothingLower
 from services.store.memory import stride_of
 from services.store.settings import StoreSettings
 from services.store.slab import Slab, segment_name
@@ -17,10 +18,18 @@ UNREGISTER_TIMEOUT = 2.0
 
 
 class Slabs(Mapping[str, Slab]):
-    """By segment name. ``pool_bytes`` is shared by all; ``slab_bytes`` bounds each."""
+    """By segment name. ``pool_bytes`` is shared by all; ``slab_bytes`` bounds each. ``lower`` gives what lies below
+    a new one."""
 
-    def __init__(self, settings: StoreSettings, directory: Directory, threads: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        settings: StoreSettings,
+        directory: Directory,
+        threads: ThreadPoolExecutor,
+        lower: Callable[[Slab], Lower] = lambda slab: NothingLower(),
+    ) -> None:
         self._settings = settings
+        self._lower = lower
         self._directory = directory
         self._threads = threads
         self._slabs: dict[str, Slab] = {}
@@ -59,6 +68,7 @@ class Slabs(Mapping[str, Slab]):
                 field="slab_bytes" if left < settings.pool_bytes else "pool_bytes",
             )
         slab = Slab(namespace, slots, settings, self._directory, self._threads)
+        slab.lower = self._lower(slab)
         if self._engine is not None:
             register(self._engine, slab)
         return slab

@@ -6,6 +6,7 @@ comes back to the free list when it is neither committed nor held nor used.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -147,6 +148,45 @@ class Slots:
     def trim(self, low: int, high: int, most: int) -> int:
         """Watermarks: with fewer than ``low`` free slots evict until ``high`` are free, at most ``most`` now."""
         return self.evict(min(high - len(self._free), most)) if len(self._free) < low else 0
+
+    def coming(self, count: int) -> list[int]:
+        """The next ``count`` blocks that would be evicted, in that order."""
+        out: list[int] = []
+        leaves: dict[int, None] = {}
+        above: list[tuple[float, int]] = []
+        gone: dict[bytes, int] = {}
+        leaf = self._order.pop(self._is_free_leaf) if count > 0 else None
+        while len(out) < count and (leaf is not None or above):
+            if leaf is None or (above and above[0] < (self._order.stamps[leaf], leaf)):
+                out.append(heapq.heappop(above)[1])
+            else:
+                leaves[leaf] = None
+                out.append(leaf)
+                leaf = self._next_leaf(leaves)
+            self._uncover(self.table[out[-1]].parent, gone, above)
+        for slot in (*leaves, *(() if leaf is None else (leaf,))):
+            self._order.push(slot)
+        return out
+
+    def _next_leaf(self, seen: dict[int, None]) -> int | None:
+        while True:
+            leaf = self._order.pop(self._is_free_leaf)
+            if leaf not in seen:
+                return leaf
+
+    def _uncover(self, parent: bytes, gone: dict[bytes, int], above: list[tuple[float, int]]) -> None:
+        """One more of the parent's children would be gone: offer it where that was the last."""
+        gone[parent] = gone.get(parent, 0) + 1
+        slot = self.by_key.get(parent)
+        if slot is not None and gone[parent] == self._children.get(parent):
+            s = self.table[slot]
+            if s.idle and not s.soft:
+                heapq.heappush(above, (self._order.stamps[slot], slot))
+
+    @property
+    def clock(self) -> float:
+        """Grows with every use of a block."""
+        return self._order.clock
 
     def _is_leaf(self, slot: int) -> bool:
         s = self.table[slot]

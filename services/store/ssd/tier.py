@@ -1,0 +1,234 @@
+"""The SSD tier of an agent: victims are written ahead of need; what fails ends the tier, not the agent.
+
+One job of writes is in flight. The book is the event loop's; files are touched on threads alone, the log and all
+writes by a single one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from services.store.directory import Directory
+from services.store.lower import Lower, NothingLower
+from services.store.metrics import CORRUPT
+from services.store.settings import StoreSettings
+from services.store.slab import Slab
+from services.store.ssd import metrics
+from services.store.ssd.book import Block, Book, Name
+from services.store.ssd.files import Files, InUse
+from services.store.ssd.jobs import Job, NoSegment, Write, Written, bring, run
+from services.store.ssd.journal import Entry
+from services.store.ssd.space import Space
+from shared.telemetry import log
+
+logger = log("store.ssd")
+
+SEGMENTS = 32
+"""Segments of a full tier: between namespaces one of them goes at a time."""
+
+JOB_BYTES = 16 << 20
+"""Bytes of blocks in flight to the disk, at most; one block where it has more."""
+
+READERS = 4
+UNWRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class SsdTier:
+    """One for an agent. ``state`` is one of ``metrics.STATES``."""
+
+    def __init__(self, settings: StoreSettings, directory: Directory) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._files: Files | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="ssd-write")
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="ssd-read")
+        self._spaces: dict[bytes, Space] = {}
+        self._pending: list[Entry] = []  # for the log, before whatever comes next
+        self._working: asyncio.Task[None] | None = None
+        self._closing = False
+        self.book = Book(0, 0)
+        self.writes = self.reads = 0
+        self.state = "unused"
+
+    @property
+    def on(self) -> bool:
+        return self.state in ("on", "full")
+
+    async def open(self) -> None:
+        """Take the folder and what is in it. Where that fails the tier is off, and says why."""
+        settings = self._settings
+        if not settings.ssd_path or not settings.ssd_bytes:
+            metrics.show_state(self.state)
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            files, found = await loop.run_in_executor(self._writer, Files.open, settings.ssd_path, settings.ssd_bytes)
+        except OSError as e:
+            self._off(e)
+            return
+        self._files = files
+        self.book = Book(settings.ssd_bytes, settings.ssd_bytes // SEGMENTS)
+        self.book.load(found.live)
+        self._become("on")
+        metrics.LOST.labels("log").inc(found.live.bad)
+        metrics.LOST.labels("missing").inc(found.missing)
+        metrics.DIRECT.set(files.direct)
+        logger.info(
+            "SSD tier is on",
+            path=settings.ssd_path,
+            blocks=len(self.book),
+            bad_entries=found.live.bad,
+            missing=found.missing,
+            direct=files.direct,
+        )
+        if not files.direct:
+            logger.warning("the file system takes no O_DIRECT: blocks go through the page cache, several times slower")
+
+    def below(self, slab: Slab) -> Lower:
+        """What lies below a slab that was just made. The index is told what is here of it."""
+        if not self.on:
+            return NothingLower()
+        space = self._spaces[slab.namespace.root()] = Space(self, slab, self._directory, self._settings.ssd_ahead)
+        space.announce()
+        return space
+
+    def _become(self, state: str) -> None:
+        self.state = state
+        metrics.show_state(state)
+
+    def _off(self, error: OSError) -> None:
+        """For good: DRAM goes on alone."""
+        lost, self.book = self.book, Book(0, 0)
+        self._pending.clear()
+        self._become(reason(error))
+        metrics.LOST.labels("off").inc(len(lost))
+        logger.error("SSD tier is off", reason=self.state, error=str(error), path=self._settings.ssd_path)
+        self.made_way(lost.names())
+
+    def made_way(self, names: Iterable[Name]) -> None:
+        """These are not on the SSD any more."""
+        for namespace, key in names:
+            if namespace in self._spaces:
+                self._spaces[namespace].lost(key)
+
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Write what will soon be evicted, where nothing is being written."""
+        metrics.BLOCKS.set(len(self.book))
+        metrics.BYTES.set(self.book.size)
+        if self.on and self._working is None and not self._closing:
+            job = self._next()
+            if job is not None:
+                self._working = asyncio.create_task(self._work(job), name="ssd")
+
+    def log(self, entry: Entry) -> None:
+        """Goes into the log soon."""
+        self._pending.append(entry)
+
+    def _next(self) -> Job | None:
+        job = Job(self._pending)
+        for space in self._spaces.values():
+            job.writes += space.due(JOB_BYTES - job.bytes, len(self._spaces))
+        if not job.writes and not job.before:
+            return None
+        self._pending = []
+        for w in job.writes:
+            job.before += w.placement.before
+            self.made_way(w.placement.left)
+        self.writes = len(job.writes)
+        return job
+
+    async def _work(self, first: Job) -> None:
+        job: Job | None = first
+        try:
+            while job is not None:
+                await self._write(job)
+                job = self._next() if self.on and not self._closing else None
+        finally:
+            self.writes, self._working = 0, None
+
+    async def _write(self, job: Job) -> None:
+        assert self._files is not None
+        try:
+            done = await asyncio.get_running_loop().run_in_executor(self._writer, run, self._files, job)
+        except NoSegment as e:
+            self._limited(job, e)
+        except OSError as e:
+            if self.on:
+                self._off(e)
+        else:
+            for write, written in zip(job.writes, done, strict=True):
+                self._settle(write, written)
+
+    def _settle(self, write: Write, written: Written) -> None:
+        placement, space = write.placement, self._spaces[write.placement.block.namespace]
+        if written.checksum is None:
+            self.book.abandon(placement)
+        elif self.book.written(placement, written.checksum):
+            metrics.WRITTEN.inc()
+        else:
+            self.log(self.book.abandon(placement))
+        if written.corrupt:
+            CORRUPT.labels("owned").inc()
+            logger.warning("corrupt block dropped", key=placement.block.key.hex())
+            space.corrupt(write.slot, write.generation, placement.block.key)
+        space.settled(placement.block)
+
+    def _limited(self, job: Job, error: NoSegment) -> None:
+        """Go on with the segments that there are."""
+        failed = {segment.id for segment in job.made}
+        for write in job.writes:
+            self.book.abandon(write.placement)
+            self._spaces[write.placement.block.namespace].settled(write.placement.block)
+        for segment in failed:
+            self.book.discard(segment)
+        self._pending[:0] = [e for e in job.before if e.segment not in failed]
+        self.book.limit()
+        if not self.book.segments:
+            self._off(error)
+        elif self.state == "on":
+            self._become("full")
+            logger.warning("no room for another segment", error=str(error), bytes=self.book.size)
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    async def read(self, block: Block, slab: Slab, slot: int) -> str:
+        """The block's bytes into a slot that is being written. Returns why not: io or checksum; else an empty string.
+        Not to be cancelled: the disk may still write into the slot."""
+        if self._files is None:
+            return "io"
+        self.reads += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._readers, bring, self._files, block, slab, slot
+            )
+        finally:
+            self.reads -= 1
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """After the last read, before the slabs close. What is in flight is written."""
+        self._closing = True
+        if self._working is not None:
+            await self._working
+        if self.on and self._pending:
+            await self._write(Job(self._pending))
+        if self._files is not None:
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._files.close)
+        self._writer.shutdown(wait=True)
+        self._readers.shutdown(wait=True)
+
+
+def reason(error: OSError) -> str:
+    """One of ``metrics.STATES``."""
+    if isinstance(error, InUse):
+        return "in_use"
+    if error.errno in UNWRITABLE:
+        return "unwritable"
+    return "no_space" if error.errno in NO_SPACE else "io"
