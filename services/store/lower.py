@@ -23,6 +23,9 @@ class Lower(Protocol):
     def remove(self, key: bytes) -> bool:
         """Not found from now on. Was it here?"""
 
+    def changed(self) -> None:
+        """Slots were taken or evicted."""
+
     def ready(self, most: int) -> int:
         """How many of the next ``most`` victims can go without being lost."""
 
@@ -42,6 +45,9 @@ class NothingLower:
 
     def remove(self, key: bytes) -> bool:
         return False
+
+    def changed(self) -> None:
+        return None
 
     def ready(self, most: int) -> int:
         return most

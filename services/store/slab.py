@@ -157,6 +157,7 @@ class Slab:
                 self._tries[want]()
         self._trim()
         self.drain()
+        self.lower.changed()
         if len(self.line):
             self.changed(RETRY)
 

@@ -64,8 +64,8 @@ class Placement:
 
 
 class Book:
-    """``capacity`` bytes in segments of about ``segment_bytes``. Numbers of entries grow with every call that makes
-    one: write them in that order."""
+    """``capacity`` bytes in segments of about ``segment_bytes``. What its methods give for the log goes there in that
+    order, but for a placement's ``put``."""
 
     def __init__(self, capacity: int, segment_bytes: int) -> None:
         self.segments: dict[int, Segment] = {}
@@ -73,7 +73,7 @@ class Book:
         self._segment_bytes = segment_bytes
         self._spaces: dict[bytes, OrderedDict[bytes, Block]] = {}
         self._writing: dict[Name, Placement] = {}
-        self._clock = self._seq = 0
+        self._clock = 0
         self._next_segment = 0
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class Book:
 
     def load(self, live: Live) -> None:
         """Take over what a log left, the empty book's only beginning."""
-        self._seq, self._next_segment = live.last, live.segment + 1
+        self._next_segment = live.segment + 1
         for e in live.entries:
             if e.op is Op.SEGMENT:
                 self._add(Segment(e.segment, e.namespace, e.length, e.slot, []))
@@ -143,7 +143,7 @@ class Book:
 
     def place(self, namespace: bytes, stride: int, key: bytes, parent: bytes, length: int) -> Placement | None:
         """A place for a block that is neither here nor being written. None when everything is in use."""
-        out = Placement(Block(namespace, key, parent, length, 0, -1, -1), Entry(0, Op.PUT, -1))
+        out = Placement(Block(namespace, key, parent, length, 0, -1, -1), Entry(Op.PUT, -1))
         segment = self._with_room(namespace, stride, out)
         if segment is None:
             return None
@@ -262,8 +262,8 @@ class Book:
     def _drop_entry(self, block: Block) -> Entry:
         return self._entry(Op.DROP, block.segment, block.slot, 0, block.namespace, block.key)
 
+    @staticmethod
     def _entry(
-        self,
         op: Op,
         segment: int,
         slot: int,
@@ -272,11 +272,10 @@ class Book:
         key: bytes = bytes(16),
         parent: bytes = b"",
     ) -> Entry:
-        self._seq += 1
-        return Entry(self._seq, op, segment, slot, length, 0, namespace, key, parent)
+        return Entry(op, segment, slot, length, 0, namespace, key, parent)
 
 
 def trimmed(live: Live, segments: Iterable[int]) -> Live:
     """Only what lies in these segments."""
     kept = frozenset(segments)
-    return Live([e for e in live.entries if e.segment in kept], live.bad, live.last, live.segment)
+    return Live([e for e in live.entries if e.segment in kept], live.bad, live.segment)

@@ -48,6 +48,7 @@ class Files:
         self._log = -1
         self._segments: dict[int, int] = {}
         self._entries = self._kept = 0
+        self._seq = 1
         self.direct = False
 
     @classmethod
@@ -136,10 +137,11 @@ class Files:
     # -- the log -----------------------------------------------------------------------------------------------
 
     def append(self, entries: Iterable[Entry]) -> None:
-        data = self._codec.encode_all(entries)
+        data = self._codec.encode_all(entries, self._seq)
         if data and os.write(self._log, data) != len(data):
             raise OSError(errno.ENOSPC, "the log was written in part", str(self._folder / LOG))
         self._entries += len(data) // ENTRY
+        self._seq += len(data) // ENTRY
 
     def compact(self) -> None:
         """Write the log anew where most of it says what is no longer so. Reads it again: the state in memory belongs
@@ -163,6 +165,7 @@ class Files:
             os.close(self._log)
         self._log, self._codec = fd, Codec(data[:HEADER])
         self._entries = self._kept = len(live.entries)
+        self._seq = self._entries + 1
 
     # -- the end -----------------------------------------------------------------------------------------------
 

@@ -42,9 +42,9 @@ _OPS = frozenset(Op)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One change. ``seq`` grows along the log. ``checksum`` is the xxh3 of the block's valid bytes."""
+    """One change. ``checksum`` is the xxh3 of the block's valid bytes. ``seq`` grows along the log; it is given to an
+    entry when that is encoded."""
 
-    seq: int
     op: Op
     segment: int
     slot: int = 0
@@ -53,6 +53,7 @@ class Entry:
     namespace: bytes = bytes(KEY)
     key: bytes = bytes(KEY)
     parent: bytes = b""
+    seq: int = 0
 
     @property
     def where(self) -> Where:
@@ -62,11 +63,10 @@ class Entry:
 @dataclass(frozen=True, slots=True)
 class Live:
     """What is left when a log has been read: entries that still hold, by number; ``bad``: entries that did not check
-    or contradict the others; ``last``: the greatest number seen."""
+    or contradict the others."""
 
     entries: list[Entry]
     bad: int = 0
-    last: int = 0
     segment: int = -1  # the greatest segment id seen
 
 
@@ -94,14 +94,15 @@ class Codec:
             raise ValueError("not the header of a log")
         self._seed: int = number
 
-    def encode(self, e: Entry) -> bytes:
+    def encode(self, e: Entry, seq: int) -> bytes:
         body = _ENTRY.pack(
-            e.seq, e.checksum, e.segment, e.slot, e.length, e.op, bool(e.parent), e.namespace, e.key, e.parent
+            seq, e.checksum, e.segment, e.slot, e.length, e.op, bool(e.parent), e.namespace, e.key, e.parent
         )
         return body + _CHECK.pack(xxhash.xxh3_64_intdigest(body, self._seed))
 
-    def encode_all(self, entries: Iterable[Entry]) -> bytes:
-        return b"".join(map(self.encode, entries))
+    def encode_all(self, entries: Iterable[Entry], seq: int) -> bytes:
+        """Numbered from ``seq`` on."""
+        return b"".join(self.encode(e, seq + i) for i, e in enumerate(entries))
 
     def decode(self, data: bytes) -> Entry | None:
         """None for what does not check."""
@@ -113,7 +114,7 @@ class Codec:
         seq, checksum, segment, slot, length, op, has_parent, namespace, key, parent = _ENTRY.unpack_from(data)
         if op not in _OPS:
             return None
-        return Entry(seq, Op(op), segment, slot, length, checksum, namespace, key, parent if has_parent else b"")
+        return Entry(Op(op), segment, slot, length, checksum, namespace, key, parent if has_parent else b"", seq)
 
 
 @dataclass
@@ -183,10 +184,10 @@ def recover(data: bytes) -> Live:
             continue
         last, segment = entry.seq, max(segment, entry.segment)
     live = sorted([*replay.segments.values(), *replay.at.values()], key=lambda e: e.seq)
-    return Live(live, bad, last, segment)
+    return Live(live, bad, segment)
 
 
 def rewrite(live: Live) -> bytes:
-    """A new log that says the same and no more."""
+    """A new log that says the same and no more, numbered anew."""
     header = new_header()
-    return header + Codec(header).encode_all(live.entries)
+    return header + Codec(header).encode_all(live.entries, 1)

@@ -29,6 +29,9 @@ MOST_AHEAD = 512
 CHUNK = 16
 """Blocks of one request that are read at a time."""
 
+LOOKS = 4
+"""Looks while as many slots are taken as are kept ready."""
+
 SSD_TRANSPORT = "ssd"
 
 
@@ -42,6 +45,7 @@ class Space:
         self._name = slab.namespace.root()
         self._ahead = min(MOST_AHEAD, max(1, int(ahead * slab.memory.slots)))
         self._quiet: object = None  # nothing was due in this state of the pool
+        self._taken = 0  # slots taken until the last look
 
     def announce(self) -> None:
         """Tell the index what an earlier agent left, parents first: they were written last."""
@@ -73,6 +77,16 @@ class Space:
             self._tier.log(entry)
             self.lost(key)
         return there
+
+    def changed(self) -> None:
+        """Look again before what was written ahead is used up; not for every slot, since a look costs as much as there
+        is ahead."""
+        if LOOKS * (self._slots_taken() - self._taken) >= self._ahead:
+            self._tier.look()
+
+    def _slots_taken(self) -> int:
+        slots = self._slab.pool.slots
+        return slots.evictions - slots.free
 
     def ready(self, most: int) -> int:
         if not self._tier.on:
@@ -122,6 +136,7 @@ class Space:
     def due(self, budget: int, spaces: int) -> list[Write]:
         """Victims to write now, the next to go first, each with its place: at most ``budget`` bytes, or one block."""
         slots = self._slab.pool.slots
+        self._taken = self._slots_taken()
         state = (slots.evictions, slots.free, slots.idle, slots.clock, len(self._tier.book))
         if state == self._quiet:
             return []
