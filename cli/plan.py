@@ -80,6 +80,9 @@ class Plan:
                 "socket": self.socket(node),
                 "pool_bytes": self.settings.pool_bytes,
             }
+            if self.settings.ssd_path:
+                path = os.path.join(os.path.abspath(self.settings.ssd_path), node)
+                flags |= {"ssd_path": path, "ssd_bytes": self.settings.ssd_bytes}
             flags |= {"transports": TRANSPORTS[self.settings.transport]}
             flags |= {} if self.settings.verify == "auto" else {"verify": self.settings.verify}
             yield self._service("store", f"store-{node[5:]}", flags, STORES, self._secret)

@@ -38,6 +38,10 @@ class UpSettings(CommonSettings, frozen=True, kw_only=True):
     threads: Annotated[int, Meta(description="Compute threads of each instance.", ge=1, le=1024)] = 1
     block_size: Annotated[int, Meta(description="Tokens per KV block.", ge=16, le=512)] = 32
     pool_bytes: Annotated[int, Meta(description="DRAM pool of each node's store.", ge=1 << 20)] = 512 << 20
+    ssd_path: Annotated[
+        str, Meta(description="Folder for SSD tiers, one in it for each node's store; empty: DRAM alone.")
+    ] = ""
+    ssd_bytes: Annotated[int, Meta(description="Disk space of each node's SSD tier.", ge=0)] = 0
     policy: Annotated[Policy | None, Meta(description="How requests are placed; none: the conductor's default.")] = None
     transport: Annotated[
         Literal["auto", "shm", "tcp"], Meta(description="How KV bytes travel between nodes; `auto`: the best there is.")

@@ -26,8 +26,8 @@ class Directory(Protocol):
         """Wait until all that was committed before is in the index. Raises Unavailable at the timeout."""
 
     async def locate(self, keys: Sequence[bytes]) -> list[list[str]]:
-        """Ids of the agents that probably have each key, the least loaded first, without this one. Empty lists when
-        the index cannot be asked."""
+        """Ids of the agents that probably have each key, without this one: those with it in DRAM first, then the
+        least loaded. Empty lists when the index cannot be asked."""
 
     async def peer(self, id: str) -> Peer:
         """Raises PeerGone."""

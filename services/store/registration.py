@@ -81,8 +81,8 @@ class Registration:
             logger.info("index not asked", error=str(e))
             return [[] for _ in keys]
         by_code = {agent.code: agent for agent in self._agents.values() if agent.ref.id != self._me.id}
-        found = [[by_code[c] for c in place if c in by_code] for place in places]
-        return [[a.ref.id for a in sorted(agents, key=lambda a: a.backlog_bytes)] for agents in found]
+        found = [[(tier, by_code[c]) for c, tier in place.items() if c in by_code] for place in places]
+        return [[a.ref.id for _, a in sorted(agents, key=lambda x: (x[0], x[1].backlog_bytes))] for agents in found]
 
     async def peer(self, id: str) -> Peer:
         """From the last snapshot; an agent that just appeared is asked for."""

@@ -45,7 +45,9 @@ class Machine(RuleBasedStateMachine):
         if self.book.find(space, key) or self.book.writing(space, key):
             return None
         placement = self.book.place(space, STRIDES[space], key, b"", 100)
-        for name in placement.left if placement else ():
+        if placement is None:
+            return None
+        for name in placement.left:
             if name[0] == space and not placement.removed:
                 pinned = {block.key for block, _ in self.reading if block.namespace == space and not block.gone}
                 assert name[1] == next(k for k in self.truth[space] if k not in pinned - {name[1]})

@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import resource
+import runpy
 import signal
 import subprocess
 import sys
@@ -67,7 +68,8 @@ def start(stack: AsyncExitStack, tmp_path: Path, board: Board) -> Start:
     """``await start(slots=16, on=stack, ssd_bytes=..., ...)``."""
 
     async def start(slots: int = 16, on: AsyncExitStack = stack, **options: Any) -> Agent:
-        options = {"ssd_path": str(tmp_path / "ssd"), "ssd_bytes": 128 * STRIDE, "ssd_ahead": 0.5} | options
+        defaults: dict[str, Any] = {"ssd_path": str(tmp_path / "ssd"), "ssd_bytes": 128 * STRIDE, "ssd_ahead": 0.5}
+        options = defaults | options
         settings = StoreSettings(socket="@test-" + uuid4().hex, pool_bytes=slots * STRIDE, **options)
         return await on.enter_async_context(run_agent(settings, LocalDirectory(board)))
 
@@ -387,17 +389,13 @@ async def test_c6_killed_during_demotion(start: Start, stack: AsyncExitStack, tm
         assert process.stdout is not None
         blocks = [int(process.stdout.readline()) for _ in range(lines)]
         process.send_signal(signal.SIGKILL)
-    sys.path.insert(0, str(script.parent))
-    try:
-        import ssd_process
-    finally:
-        sys.path.pop(0)
+    its = runpy.run_path(str(script))
     wrong = count("lost_blocks_total", reason="checksum")
     agent = await start()
     client, found = await client_of(agent, stack), 0
     for number in range(8 * lines + 64):
-        (data,) = await client.get([ssd_process.key_of(number)])
-        assert data in (ssd_process.content_of(number), None)
+        (data,) = await client.get([its["key_of"](number)])
+        assert data in (its["content_of"](number), None)
         found += data is not None
     assert found >= min(blocks[-1], 96) - 32
     assert count("lost_blocks_total", reason="checksum") == wrong

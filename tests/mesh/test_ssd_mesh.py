@@ -1,0 +1,79 @@
+"""A1 with the prefix on the SSD: a node's store is killed, its DRAM is gone, and the same text comes from the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.mesh.conftest import Alone, Mesh
+
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
+
+Tokens = Callable[[int], list[int]]
+BLOCK = 32
+
+
+@pytest.fixture
+def ssd(up: Callable[..., Mesh], tmp_path: Path) -> Iterator[Mesh]:
+    """One prefill and one decode node of 2 MiB DRAM, half of it written ahead."""
+    before, os.environ["MOONCAKE_SSD_AHEAD"] = os.environ.get("MOONCAKE_SSD_AHEAD"), "0.9"
+    try:
+        yield up(
+            *("--prefill", "1", "--decode", "1", "--pool-bytes", "2MiB"),
+            *("--ssd-path", str(tmp_path), "--ssd-bytes", "64MiB"),
+        )
+    finally:
+        os.environ.pop("MOONCAKE_SSD_AHEAD")
+        if before is not None:
+            os.environ["MOONCAKE_SSD_AHEAD"] = before
+
+
+async def alive(mesh: Mesh) -> None:
+    """Both instances take requests again."""
+    async with asyncio.timeout(60):
+        while True:
+            await asyncio.sleep(0.3)
+            try:
+                instances = (await asyncio.to_thread(mesh.cluster))["instances"]
+                if [one["state"] for one in instances] == ["alive"] * 2:
+                    await asyncio.to_thread(mesh.scrapes)
+                    return
+            except OSError:
+                continue
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not await asyncio.to_thread(condition):
+            await asyncio.sleep(0.2)
+
+
+async def test_a1_prefix_on_ssd_after_an_agent_restart(ssd: Mesh, alone: Alone, tokens: Tokens) -> None:
+    prompt = tokens(8 * BLOCK + 5)
+    expected = await asyncio.to_thread(alone, prompt)
+    assert (await ssd.ask(prompt)).text == expected
+    for _ in range(10):  # others push it out of DRAM
+        await ssd.ask(tokens(8 * BLOCK))
+    await until(lambda: ssd.total("mooncake_store_ssd_written_blocks_total") > 8)
+    warm = await ssd.ask(prompt)
+    assert (warm.text, warm.cached) == (expected, 8 * BLOCK)
+
+    for module_words in ("node-p0", "node-d0"):
+        os.kill(ssd.pid("services.store", module_words), signal.SIGKILL)
+    await alive(ssd)
+    await until(lambda: ssd.total("mooncake_store_ssd_blocks") > 8)
+    await ssd.indexed()
+    assert ssd.total("mooncake_store_ssd_read_blocks_total") == 0
+
+    again = await ssd.ask(prompt)
+    assert (again.status, again.text, again.cached) == (200, expected, 8 * BLOCK)
+    assert ssd.total("mooncake_store_ssd_read_blocks_total") >= 8
+    assert ssd.total("mooncake_store_ssd_lost_blocks_total", reason="checksum") == 0
+    assert await ssd.settled(within=5.0) == {}
