@@ -23,6 +23,7 @@ from services.store.client import StoreClient
 from services.store.directory import Board, LocalDirectory
 from services.store.memory import stride_of
 from services.store.settings import StoreSettings
+from services.store.ssd.journal import ENTRY
 from shared.blocks import Namespace
 from shared.engines.base import Owner, PoolClass
 from shared.index import DRAM, SSD
@@ -399,3 +400,16 @@ async def test_c6_killed_during_demotion(start: Start, stack: AsyncExitStack, tm
         found += data is not None
     assert found >= min(blocks[-1], 96) - 32
     assert count("lost_blocks_total", reason="checksum") == wrong
+
+
+async def test_the_log_stays_small(
+    start: Start, stack: AsyncExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.store.ssd.files.COMPACT_OVER", 50)
+    async with AsyncExitStack() as first:
+        agent = await start(on=first, ssd_bytes=32 * STRIDE)
+        await put_slowly(agent, await client_of(agent, first), range(300))
+        await written(agent, 32)
+        there = [i for i in range(300) if agent.ssd.book.find(NAMESPACE.root(), key_of(i))]
+    assert (tmp_path / "ssd" / "blocks.log").stat().st_size < 300 * ENTRY
+    assert await what_is_left(await start(ssd_bytes=32 * STRIDE), stack, there) == there

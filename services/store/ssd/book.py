@@ -201,6 +201,7 @@ class Book:
         """A segment whose file is not there: nothing in it is. For one that is not in use."""
         lost = self.segments.pop(segment)
         for block in lost.blocks.values():
+            block.gone = True
             del self._spaces[block.namespace][block.key]
         return [(block.namespace, block.key) for block in lost.blocks.values()]
 

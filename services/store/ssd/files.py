@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -16,6 +17,9 @@ from typing import Self
 from services.store.memory import ALIGN
 from services.store.ssd.book import trimmed
 from services.store.ssd.journal import ENTRY, HEADER, Codec, Entry, Live, Op, recover, rewrite
+from shared.telemetry import log
+
+logger = log("store.ssd")
 
 LOG, NEW_LOG, LOCK = "blocks.log", "blocks.log.new", "lock"
 SEGMENT = re.compile(r"segment-(\d{8,})\.blocks")
@@ -146,8 +150,13 @@ class Files:
     def compact(self) -> None:
         """Write the log anew where most of it says what is no longer so. Reads it again: the state in memory belongs
         to the event loop."""
-        if self._entries > 2 * self._kept + COMPACT_OVER:
+        if self._entries <= 2 * self._kept + COMPACT_OVER:
+            return
+        try:
             self._replace_log(recover(self._read_log()))
+        except OSError as e:
+            logger.warning("the log was not written anew, it goes on growing", error=str(e))
+            self._kept = self._entries  # tried again when it has doubled
 
     def _replace_log(self, live: Live) -> None:
         """A whole new log or the old one, whenever this ends."""
@@ -157,10 +166,10 @@ class Files:
             _write_all(fd, data)
             os.fdatasync(fd)
             os.rename(new, self._folder / LOG)
-            _sync(self._folder)
         except BaseException:
             os.close(fd)
             raise
+        _sync(self._folder)
         if self._log >= 0:
             os.close(self._log)
         self._log, self._codec = fd, Codec(data[:HEADER])
@@ -239,8 +248,10 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    """Best effort: a rename that is lost with the machine's power brings the old log back."""
+    with contextlib.suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

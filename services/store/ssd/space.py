@@ -29,6 +29,9 @@ MOST_AHEAD = 512
 CHUNK = 16
 """Blocks of one request that are read at a time."""
 
+SLICE = 1000
+"""Blocks that the index is told of at a time."""
+
 LOOKS = 4
 """Looks while as many slots are taken as are kept ready."""
 
@@ -47,10 +50,16 @@ class Space:
         self._quiet: object = None  # nothing was due in this state of the pool
         self._taken = 0  # slots taken until the last look
 
-    def announce(self) -> None:
+    async def announce(self) -> None:
         """Tell the index what an earlier agent left, parents first: they were written last."""
-        for block in reversed(list(self._tier.book.blocks(self._name))):
-            self._directory.committed(block.parent, [block.key], SSD)
+        book = self._tier.book
+        blocks = list(book.blocks(self._name))
+        while blocks and self._tier.book is book:
+            for block in blocks[: -SLICE - 1 : -1]:
+                if not block.gone and self._slab.pool.find(block.key) is None:
+                    self._directory.committed(block.parent, [block.key], SSD)
+            del blocks[-SLICE:]
+            await asyncio.sleep(0)
 
     # -- Lower -------------------------------------------------------------------------------------------------
 

@@ -18,10 +18,11 @@ from services.store.settings import StoreSettings
 from services.store.slab import Slab
 from services.store.ssd import metrics
 from services.store.ssd.book import Block, Book, Name
-from services.store.ssd.files import Files, InUse
+from services.store.ssd.files import Files, Found, InUse
 from services.store.ssd.jobs import Job, NoSegment, Write, Written, bring, run
 from services.store.ssd.journal import Entry
 from services.store.ssd.space import Space
+from shared.tasks import end
 from shared.telemetry import log
 
 logger = log("store.ssd")
@@ -33,6 +34,9 @@ JOB_BYTES = 16 << 20
 """Bytes of blocks in flight to the disk, at most; one block where it has more."""
 
 READERS = 4
+CLOSING = 5.0
+"""Seconds for what is in flight when the agent ends."""
+
 UNWRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -49,6 +53,7 @@ class SsdTier:
         self._spaces: dict[bytes, Space] = {}
         self._pending: list[Entry] = []  # for the log, before whatever comes next
         self._working: asyncio.Task[None] | None = None
+        self._announcing: set[asyncio.Task[None]] = set()
         self._closing = False
         self.book = Book(0, 0)
         self.writes = self.reads = 0
@@ -66,13 +71,11 @@ class SsdTier:
             return
         loop = asyncio.get_running_loop()
         try:
-            files, found = await loop.run_in_executor(self._writer, Files.open, settings.ssd_path, settings.ssd_bytes)
+            files, found, book = await loop.run_in_executor(self._writer, begin, settings.ssd_path, settings.ssd_bytes)
         except OSError as e:
             self._off(e)
             return
-        self._files = files
-        self.book = Book(settings.ssd_bytes, settings.ssd_bytes // SEGMENTS)
-        self.book.load(found.live)
+        self._files, self.book = files, book
         self._become("on")
         metrics.LOST.labels("log").inc(found.live.bad)
         metrics.LOST.labels("missing").inc(found.missing)
@@ -93,7 +96,9 @@ class SsdTier:
         if not self.on:
             return NothingLower()
         space = self._spaces[slab.namespace.root()] = Space(self, slab, self._directory, self._settings.ssd_ahead)
-        space.announce()
+        announcing = asyncio.create_task(space.announce(), name="ssd-announce")
+        self._announcing.add(announcing)
+        announcing.add_done_callback(self._announcing.discard)
         return space
 
     def _become(self, state: str) -> None:
@@ -215,14 +220,30 @@ class SsdTier:
     async def close(self) -> None:
         """After the last read, before the slabs close. What is in flight is written."""
         self._closing = True
+        await end(*self._announcing)
+        try:
+            async with asyncio.timeout(CLOSING):
+                await self._finish()
+        except TimeoutError:
+            logger.error("the SSD does not answer: what was on its way there is lost", seconds=CLOSING)
+        self._writer.shutdown(wait=False)
+        self._readers.shutdown(wait=False)
+
+    async def _finish(self) -> None:
         if self._working is not None:
-            await self._working
+            await asyncio.wait({self._working})
         if self.on and self._pending:
             await self._write(Job(self._pending))
         if self._files is not None:
             await asyncio.get_running_loop().run_in_executor(self._writer, self._files.close)
-        self._writer.shutdown(wait=True)
-        self._readers.shutdown(wait=True)
+
+
+def begin(folder: str, capacity: int) -> tuple[Files, Found, Book]:
+    """On a thread: a log may be long. Raises OSError."""
+    files, found = Files.open(folder, capacity)
+    book = Book(capacity, capacity // SEGMENTS)
+    book.load(found.live)
+    return files, found, book
 
 
 def reason(error: OSError) -> str:
