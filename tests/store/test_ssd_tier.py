@@ -137,6 +137,21 @@ async def test_c6_blocks_come_back_with_a_new_agent(start: Start, stack: AsyncEx
     ] == there
 
 
+async def test_objects_of_all_sizes_come_back(start: Start, stack: AsyncExitStack) -> None:
+    sizes = [1, 4095, 4096, 4097, 9000, SLOT - 1, SLOT, SLOT, 5000, SLOT, SLOT, 1] * 4
+    data = [random.Random(i).randbytes(size) for i, size in enumerate(sizes)]
+    async with AsyncExitStack() as first:
+        agent = await start(on=first)
+        client = await client_of(agent, first)
+        for i in range(len(sizes)):
+            await client.put([(key_of(i), data[i])])
+            agent.ssd.look()
+        await written(agent, 40)
+        there = [i for i in range(len(sizes)) if agent.ssd.book.find(NAMESPACE.root(), key_of(i))]
+    client = await client_of(await start(slots=64), stack)
+    assert await client.get([key_of(i) for i in there]) == [data[i] for i in there]
+
+
 async def test_a_peer_reads_what_is_on_the_ssd_alone(start: Start, stack: AsyncExitStack) -> None:
     agent, other = await start(verify="always"), await start(ssd_path="", ssd_bytes=0, slots=64)
     client, reader = await client_of(agent, stack), await client_of(other, stack)

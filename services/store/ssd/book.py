@@ -16,7 +16,7 @@ Name = tuple[bytes, bytes]
 """(namespace, key)"""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Block:
     """A block on the SSD. ``readers`` keep its place from being written over, also after it was dropped (``gone``)."""
 

@@ -9,7 +9,7 @@ import mmap
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -129,14 +129,14 @@ class Files:
             os.close(fd)
             os.unlink(self._path(segment))
 
-    def write(self, segment: int, offset: int, data: memoryview) -> None:
-        """``data`` is whole pages of page-aligned memory."""
-        if os.pwritev(self._segments[segment], [data], offset) != len(data):
-            raise OSError(errno.EIO, "a block was written in part", str(self._path(segment)))
+    def write(self, segment: int, offset: int, data: Sequence[memoryview]) -> None:
+        """``data`` are whole pages of page-aligned memory, written behind each other."""
+        if os.pwritev(self._segments[segment], data, offset) != sum(map(len, data)):
+            raise OSError(errno.EIO, "blocks were written in part", str(self._path(segment)))
 
-    def read(self, segment: int, offset: int, into: memoryview) -> None:
-        if os.preadv(self._segments[segment], [into], offset) != len(into):
-            raise OSError(errno.EIO, "a block was read in part", str(self._path(segment)))
+    def read(self, segment: int, offset: int, into: Sequence[memoryview]) -> None:
+        if os.preadv(self._segments[segment], into, offset) != sum(map(len, into)):
+            raise OSError(errno.EIO, "blocks were read in part", str(self._path(segment)))
 
     # -- the log -----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from services.store.reader import Outcome, Read, Wanted
 from services.store.slab import AGENT, Slab
 from services.store.ssd import metrics
 from services.store.ssd.book import Block, Placement
-from services.store.ssd.jobs import Write
+from services.store.ssd.jobs import Return, Write
 from shared.engines.base import Held, Kind, Owner, PoolClass
 from shared.errors import ChecksumMismatch, DeadlineExceeded, MooncakeError, PoolFull
 from shared.index import SSD
@@ -26,7 +26,7 @@ logger = log("store.ssd")
 MOST_AHEAD = 512
 """Victims that are looked at ahead of need: some 2 ms of the event loop."""
 
-CHUNK = 16
+CHUNK = 32
 """Blocks of one request that are read at a time."""
 
 SLICE = 1000
@@ -216,10 +216,10 @@ class Space:
                 if h.kind is not Kind.NEW:
                     read.outcomes[b.key] = Outcome(error="" if h.kind is Kind.PRESENT else "in_progress")
             kept = [h.hold for h in held if h.kind is Kind.PRESENT]
-            reads = asyncio.gather(*(self._tier.read(b, self._slab, h.slot) for b, h in new))
-            for (b, h), error in zip(new, await to_the_end(reads), strict=True):  # rule: dest_held
-                read.outcomes[b.key] = self._arrived(b, h, owner, error)
-                kept += [] if error else [h.hold]
+            errors = await to_the_end(self._tier.read([Return(b, self._slab, h.slot) for b, h in new]))  # dest_held
+            for b, h in new:
+                read.outcomes[b.key] = self._arrived(b, h, owner, errors[b])
+                kept += [] if errors[b] else [h.hold]
             read.holds += kept
             open_holds -= set(kept)
         finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from services.store.directory import Directory
@@ -19,7 +19,7 @@ from services.store.slab import Slab
 from services.store.ssd import metrics
 from services.store.ssd.book import Block, Book, Name
 from services.store.ssd.files import Files, Found, InUse
-from services.store.ssd.jobs import Job, NoSegment, Write, Written, bring, run
+from services.store.ssd.jobs import Job, NoSegment, Return, Write, Written, bring, run, runs
 from services.store.ssd.journal import Entry
 from services.store.ssd.space import Space
 from shared.tasks import end
@@ -167,7 +167,7 @@ class SsdTier:
             if self.on:
                 self._off(e)
         else:
-            for write, written in zip(job.writes, done, strict=True):
+            for write, written in done:
                 self._settle(write, written)
 
     def _settle(self, write: Write, written: Written) -> None:
@@ -202,18 +202,24 @@ class SsdTier:
 
     # -- reading -----------------------------------------------------------------------------------------------
 
-    async def read(self, block: Block, slab: Slab, slot: int) -> str:
-        """The block's bytes into a slot that is being written. Returns why not: io or checksum; else an empty string.
-        Not to be cancelled: the disk may still write into the slot."""
-        if self._files is None:
-            return "io"
-        self.reads += 1
+    async def read(self, wanted: Sequence[Return]) -> dict[Block, str]:
+        """Why a block did not come: io or checksum; else an empty string. Not to be cancelled: the disk may still
+        write into the slots."""
+        files, loop = self._files, asyncio.get_running_loop()
+        assert files is not None, "a book without files holds nothing"
+        parts = runs(wanted, lambda r: r.block, lambda r: r.slab.memory.stride)
+        self.reads += len(wanted)
+        reads = [loop.run_in_executor(self._readers, bring, files, part) for part in parts]
         try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._readers, bring, self._files, block, slab, slot
-            )
+            done = await asyncio.gather(*reads, return_exceptions=True)  # all have ended, whatever one of them found
         finally:
-            self.reads -= 1
+            self.reads -= len(wanted)
+        out: dict[Block, str] = {}
+        for part, errors in zip(parts, done, strict=True):
+            if isinstance(errors, BaseException):
+                raise errors
+            out |= {one.block: error for one, error in zip(part, errors, strict=True)}
+        return out
 
     # -- the end -----------------------------------------------------------------------------------------------
 
