@@ -428,3 +428,17 @@ async def test_the_log_stays_small(
         there = [i for i in range(300) if agent.ssd.book.find(NAMESPACE.root(), key_of(i))]
     assert (tmp_path / "ssd" / "blocks.log").stat().st_size < 300 * ENTRY
     assert await what_is_left(await start(ssd_bytes=32 * STRIDE), stack, there) == there
+
+
+async def test_every_block_that_was_not_removed_is_somewhere_or_counted(start: Start, stack: AsyncExitStack) -> None:
+    agent = await start(slots=8)
+    client = await client_of(agent, stack)
+    before = count("skipped_blocks_total")
+    for at in range(0, 96, 8):
+        assert all(put.stored for put in await client.put(items(range(at, at + 8))))
+    await written(agent, 0)
+    there = await client.contains([key_of(i) for i in range(96)])
+    assert there.count(False) == count("skipped_blocks_total") - before
+    assert {key for key in map(key_of, range(96)) if key in tiers(agent)} == {
+        key_of(i) for i, here in enumerate(there) if here
+    }

@@ -133,6 +133,7 @@ class Space:
         if self.holds(block.key):
             self._directory.committed(block.parent, [block.key], SSD)
         else:
+            metrics.SKIPPED.inc(not block.gone)  # else it was removed
             self._directory.evicted([block.key])
 
     def corrupt(self, slot: int, generation: int, key: bytes) -> None:
