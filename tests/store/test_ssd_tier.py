@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import pytest
 
 from services.store.agent import Agent, run_agent
@@ -390,9 +391,9 @@ async def test_a_log_that_cannot_grow_ends_the_tier(start: Start, stack: AsyncEx
     await written(agent, 8)
     log = (tmp_path / "ssd" / "blocks.log").stat().st_size
     with file_size_limit(max(log + 50, STRIDE * 4)):
-        await put_slowly(agent, client, range(20, 400, 1))
-    assert agent.ssd.state in ("no_space", "on")
-    for i in (0, 399):
+        await put_slowly(agent, client, range(20, 600))
+    assert agent.ssd.state == "no_space"
+    for i in (0, 599):
         assert await client.get([key_of(i)]) in ([content_of(i)], [None])
     slab = next(iter(agent.slabs.values()))
     assert all(slab.contains([key]) == [True] for key in tiers(agent))
@@ -442,3 +443,56 @@ async def test_every_block_that_was_not_removed_is_somewhere_or_counted(start: S
     assert {key for key in map(key_of, range(96)) if key in tiers(agent)} == {
         key_of(i) for i, here in enumerate(there) if here
     }
+
+
+async def test_a_smaller_tier_keeps_what_fits(start: Start, stack: AsyncExitStack, tmp_path: Path) -> None:
+    there = await filled(start)
+    left = await what_is_left(await start(ssd_bytes=16 * STRIDE), stack, there)
+    assert 0 < len(left) <= 16
+    assert sum(f.stat().st_size for f in (tmp_path / "ssd").glob("segment-*")) <= 16 * STRIDE
+
+
+async def test_a_file_that_shrinks_under_a_running_agent(start: Start, stack: AsyncExitStack, tmp_path: Path) -> None:
+    agent = await start()
+    client = await client_of(agent, stack)
+    await put_slowly(agent, client, range(40))
+    await written(agent, 32)
+    before = count("lost_blocks_total", reason="io")
+    os.truncate(sorted((tmp_path / "ssd").glob("segment-*"))[0], STRIDE)
+    got = [(await client.get([key_of(i)]))[0] for i in range(40)]
+    assert all(data in (content_of(i), None) for i, data in enumerate(got))
+    assert count("lost_blocks_total", reason="io") - before == got.count(None) == 3
+    assert agent.ssd.on
+
+
+async def test_a_block_that_changed_in_memory_is_not_written(start: Start, stack: AsyncExitStack) -> None:
+    agent = await start()
+    client = await client_of(agent, stack)
+    await client.put(items(range(4)))
+    slab = next(iter(agent.slabs.values()))
+    await slab.checksums.ready(range(4))
+    slot = slab.pool.find(key_of(1))
+    assert slot is not None
+    pool = np.memmap(client.pool.path, np.uint8, "r+", client.pool.offset, (client.pool.slots, client.pool.stride))
+    pool[slot, 100] ^= 1
+    await put_slowly(agent, client, range(4, 40))
+    await written(agent, 20)
+    assert await client.get([key_of(i) for i in range(4)]) == [content_of(0), None, content_of(2), content_of(3)]
+    assert key_of(1) not in tiers(agent)
+
+
+async def test_a_block_removed_on_its_way_up_does_not_come_back(start: Start, stack: AsyncExitStack) -> None:
+    agent = await start()
+    client = await client_of(agent, stack)
+    await put_slowly(agent, client, range(40))
+    await written(agent, 32)
+    for i in range(0, 16, 2):
+        keys = [key_of(i), key_of(i + 1)]
+        leasing = asyncio.create_task(client.lease(keys, OWNER))
+        await asyncio.sleep(0.0005 * i)
+        removed = await client.remove(keys)
+        held = [h for h in await leasing if h is not None]
+        await client.release(held)
+        assert removed == [True, True]
+        assert await client.contains(keys) == [False, False]
+        assert not {*keys} & tiers(agent).keys()

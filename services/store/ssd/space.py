@@ -219,8 +219,8 @@ class Space:
             kept = [h.hold for h in held if h.kind is Kind.PRESENT]
             errors = await to_the_end(self._tier.read([Return(b, self._slab, h.slot) for b, h in new]))  # dest_held
             for b, h in new:
-                read.outcomes[b.key] = self._arrived(b, h, owner, errors[b])
-                kept += [] if errors[b] else [h.hold]
+                outcome = read.outcomes[b.key] = self._arrived(b, h, owner, errors[b])
+                kept += [] if outcome.error else [h.hold]
             read.holds += kept
             open_holds -= set(kept)
         finally:
@@ -233,6 +233,8 @@ class Space:
             if self._tier.book.find(self._name, block.key) is block:
                 self.remove(block.key)
             return Outcome(error=ChecksumMismatch.code if error == "checksum" else error)
+        if block.gone:
+            return Outcome(error="absent")  # removed meanwhile
         self._slab.commit(
             AGENT, [held.hold], block.parent, [block.key], [block.length], fetched_by=owner.id or SSD_TRANSPORT
         )

@@ -95,6 +95,8 @@ class SsdTier:
         """What lies below a slab that was just made. The index is told what is here of it."""
         if not self.on:
             return NothingLower()
+        if slab.memory.stride > self.book.capacity:
+            logger.warning("SSD tier has no room for a block", slot_bytes=slab.memory.stride, bytes=self.book.capacity)
         space = self._spaces[slab.namespace.root()] = Space(self, slab, self._directory, self._settings.ssd_ahead)
         announcing = asyncio.create_task(space.announce(), name="ssd-announce")
         self._announcing.add(announcing)
