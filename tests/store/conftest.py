@@ -60,6 +60,19 @@ def start_agent(stack: AsyncExitStack) -> StartAgent:
 
 
 @pytest.fixture
+def start_ssd(stack: AsyncExitStack, tmp_path: Path) -> StartAgent:
+    """Agents with an SSD tier, all of one folder: ``await start_ssd(slots=16, on=stack, ssd_bytes=..., ...)``."""
+    board = Board()
+
+    async def start(slots: int = 16, on: AsyncExitStack = stack, **options: Any) -> Agent:
+        ssd: dict[str, Any] = {"ssd_path": str(tmp_path / "ssd"), "ssd_bytes": 128 * STRIDE, "ssd_ahead": 0.5}
+        settings = StoreSettings(socket="@test-" + uuid4().hex, pool_bytes=slots * STRIDE, **(ssd | options))
+        return await on.enter_async_context(run_agent(settings, LocalDirectory(board)))
+
+    return start
+
+
+@pytest.fixture
 def connect(stack: AsyncExitStack) -> Connect:
     async def connect(agent: Agent, name: str = "test") -> StoreClient:
         client = await StoreClient.connect(agent.settings.socket, NAMESPACE, owner_name=name, secret="s")
