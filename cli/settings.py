@@ -41,7 +41,7 @@ class UpSettings(CommonSettings, frozen=True, kw_only=True):
     ssd_path: Annotated[
         str, Meta(description="Folder for SSD tiers, one in it for each node's store; empty: DRAM alone.")
     ] = ""
-    ssd_bytes: Annotated[int, Meta(description="Disk space of each node's SSD tier.", ge=0)] = 0
+    ssd_bytes: Annotated[int, Meta(description="Disk space of each node's SSD tier.", ge=1 << 20)] = 8 << 30
     policy: Annotated[Policy | None, Meta(description="How requests are placed; none: the conductor's default.")] = None
     transport: Annotated[
         Literal["auto", "shm", "tcp"], Meta(description="How KV bytes travel between nodes; `auto`: the best there is.")

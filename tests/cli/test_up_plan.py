@@ -156,3 +156,10 @@ def test_a_working_folder_with_packages_of_the_same_name_is_not_looked_at() -> N
 
 def test_up_offers_every_policy_of_the_conductor() -> None:
     assert set(get_args(Policy)) == set(get_args(PolicyName)) == set(POLICIES)
+
+
+def test_each_node_has_an_ssd_tier_of_its_own(tmp_path: Path) -> None:
+    assert {understood(spec).ssd_path for spec in plan().stores()} == {""}
+    stores = [understood(spec) for spec in plan(ssd_path=str(tmp_path), ssd_bytes=1 << 26).stores()]
+    assert [s.ssd_path for s in stores] == [str(tmp_path / s.node) for s in stores]
+    assert {s.ssd_bytes for s in stores} == {1 << 26}
