@@ -10,18 +10,9 @@ from typing import TYPE_CHECKING
 from services.decode.decoder import Running
 from services.decode.sequence import Sequence
 from shared.engines.base import Held, Landing, PoolClass
-from shared.errors import (
-    DeadlineExceeded,
-    DoesNotFit,
-    MooncakeError,
-    NoRoom,
-    PoolFull,
-    StoreError,
-    Unavailable,
-    UnknownAttempt,
-)
+from shared.errors import DoesNotFit, MooncakeError, NoRoom, PoolFull, StoreError, UnknownAttempt
 from shared.instance.attempts import Key, Phase
-from shared.instance.job import Job, Prompt
+from shared.instance.job import INDEX_WAIT_S, Job, Prompt
 from shared.instance.tracing import span
 from shared.messages import Admission, Need, Output, Ref, Source, Usage
 from shared.tasks import settle
@@ -35,8 +26,6 @@ READY_WAIT_S = 0.5
 GRANT_WAIT_S = 1.0
 """How long a landing request is kept waiting: as long as prefill listens before it asks again."""
 LANDED_WAIT_S = 1.0
-LAST_WAIT_S = 0.25
-"""How long the last token is held back for the index: some 5 ms as a rule, this long where Redis is gone."""
 
 
 class DecodeJob(Job):
@@ -204,7 +193,7 @@ class DecodeJob(Job):
 
     async def _wait_for_index(self, running: Running) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WAIT_S):
+            async with asyncio.timeout(INDEX_WAIT_S):
                 await running.indexed.wait()
 
     def _publish_last(self, running: Running) -> None:
@@ -221,16 +210,10 @@ class DecodeJob(Job):
             running.filled.clear()
             await self._commit(running)
             if not running.filled.is_set():
-                await self._settle_index()
+                await self.settle_index()
             if not running.filled.is_set():
                 running.indexed.set()
                 await running.filled.wait()
-
-    async def _settle_index(self) -> None:
-        """Wait until the index has what was committed; not for long, it may be gone."""
-        with contextlib.suppress(TimeoutError, Unavailable, DeadlineExceeded):
-            async with asyncio.timeout(LAST_WAIT_S):
-                await self.store.commit([], b"", [], indexed=True)
 
     async def _commit(self, running: Running) -> None:
         for run in running.sequence.filled():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from services.prefill.groups import LayerGroups, chunk_runs, whole_run
 from services.prefill.plan import Await, Block, Chunk, next_step, repeats_last
 from services.prefill.streamer import Streamer
 from shared.engines.base import Draw, Drawn, LandingTarget, LayerHook, Run, Work
-from shared.errors import DeadlineExceeded, InternalError, MooncakeError, ProtocolError, StoreError, Unavailable
+from shared.errors import InternalError, MooncakeError, ProtocolError, StoreError
 from shared.instance.attempts import Phase
 from shared.instance.job import Job, Prompt
 from shared.instance.tracing import span
@@ -22,9 +21,6 @@ from shared.messages import LandingGrant, LandingRequest, Output, Ready, Start, 
 
 if TYPE_CHECKING:
     from services.prefill.service import Prefill
-
-LAST_WAIT_S = 0.25
-"""How long an only token is held back for the index: some 5 ms as a rule, this long where Redis is gone."""
 
 
 class PrefillJob(Job):
@@ -83,8 +79,8 @@ class PrefillJob(Job):
             stream = group.create_task(self.streamer.run())
             landing = group.create_task(self._ask_landing())
             output, usage = await self._first_token(group)
-            if output.finish:
-                await self._indexed()
+            if output.finish:  # who has the last token may ask the next question at once
+                await self.settle_index(self._commits)
             self.service.courier.publish(self.gateway, [(self.key, output, usage)])
             if not output.finish:
                 await landing
@@ -166,14 +162,6 @@ class PrefillJob(Job):
             if self.store.closed:
                 raise
             self.service.log.warning("blocks were not committed", request=self.key[0], error=e.code)
-
-    async def _indexed(self) -> None:
-        """The only token is the last one too: who has it may ask the next question at once, and must find the prompt's
-        blocks. Not for long, the index may be gone."""
-        with contextlib.suppress(TimeoutError, Unavailable, DeadlineExceeded):
-            async with asyncio.timeout(LAST_WAIT_S):
-                await asyncio.gather(*(asyncio.shield(task) for task in self._commits))
-                await self.store.commit([], b"", [], indexed=True)
 
     def _draw(self) -> Draw:
         prompt = self.prompt

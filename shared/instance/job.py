@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from shared.blocks import KEY, Tokens, split_keys, unpack_tokens
 from shared.engines.base import KVStore, Owner
 from shared.engines.sampling import finish_reason
-from shared.errors import InternalError, InvalidInput, MooncakeError
+from shared.errors import DeadlineExceeded, InternalError, InvalidInput, MooncakeError, Unavailable
 from shared.instance.attempts import Key
 from shared.instance.holds import Holds
 from shared.messages import Admission, Ref
+
+INDEX_WAIT_S = 0.25
+"""How long a last token is held back for the index: some 5 ms as a rule, this long where Redis is gone."""
 
 
 class Prompt:
@@ -81,6 +85,14 @@ class Job(ABC):
     @abstractmethod
     def closed(self) -> None:
         """The task has ended, perhaps before it began: let go of what was taken before it was launched. Idempotent."""
+
+    async def settle_index(self, commits: Iterable[asyncio.Task[None]] = ()) -> None:
+        """Wait until the block index has what was committed, and first for ``commits`` under way. Not for long: the
+        index may be gone."""
+        with contextlib.suppress(TimeoutError, Unavailable, DeadlineExceeded):
+            async with asyncio.timeout(INDEX_WAIT_S):
+                await asyncio.gather(*(asyncio.shield(task) for task in commits))
+                await self.store.commit([], b"", [], indexed=True)
 
     def cancel(self) -> None:
         if self.task is not None:
