@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from shared.blocks import Geometry, Namespace, Tokens
+from shared.latency import DecodeModel, PrefillModel
 from shared.messages import Logprob, Ref, Sampling
 
 # -- engines -----------------------------------------------------------------------------------------------
@@ -89,6 +90,14 @@ class Engine(Protocol):
 
     def step(self, batch: Sequence[Work], on_layer: LayerHook | None = None) -> list[Drawn | None]:
         """Blocking; one forward pass over the flattened batch. Result i is for batch[i], None without ``draw``."""
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """An engine that says itself how long its steps take: nobody measures it."""
+
+    @property
+    def latency(self) -> tuple[PrefillModel, DecodeModel]: ...
 
 
 # -- the store, as a service on the same node sees it -------------------------------------------------------

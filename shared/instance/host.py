@@ -20,7 +20,7 @@ import msgspec
 
 from shared.blocks import Namespace
 from shared.bus import Bus
-from shared.engines.base import Engine, KVStore
+from shared.engines.base import Engine, KVStore, Timed
 from shared.engines.calibrate import quick_calibrate
 from shared.engines.registry import load_engine
 from shared.errors import AgentGone, DeadlineExceeded, MooncakeError, NamespaceMismatch, Refused
@@ -112,9 +112,8 @@ class Host:
     def _load_engine(self) -> tuple[Engine, tuple[PrefillModel, DecodeModel]]:
         """On the compute thread, like every later step."""
         engine = load_engine(self.settings)
-        known: tuple[PrefillModel, DecodeModel] | None = getattr(engine, "latency", None)
-        if known is not None:
-            return engine, known
+        if isinstance(engine, Timed):
+            return engine, engine.latency
         alone = self.settings.threads == 1 and self.settings.device == "cpu"
         clock = time.thread_time if alone else time.perf_counter
         return engine, quick_calibrate(engine, None, self.settings.calibrate_s, clock)
