@@ -97,9 +97,9 @@ def _children(pid: int) -> list[int]:
 
 def _gone(pids: list[int], timeout: float) -> None:
     until = time.monotonic() + timeout
-    while time.monotonic() < until and any(Path(f"/proc/{pid}/exe").exists() for pid in pids):
+    while (alive := [pid for pid in pids if _runs(pid)]) and time.monotonic() < until:
         time.sleep(0.05)
-    assert not any(_runs(pid) for pid in pids), "a child outlived the fetch that was killed"
+    assert not alive, "a child outlived the fetch that was killed"
 
 
 def _runs(pid: int) -> bool:
