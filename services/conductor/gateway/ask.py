@@ -54,6 +54,11 @@ class Ask:
     def chat(self) -> bool:
         return self.field == "messages"
 
+    @property
+    def ready(self) -> bool:
+        """Its prompts are token ids already, and not to be turned into text."""
+        return not self.echo and all(isinstance(prompt, np.ndarray) for prompt in self.prompts)
+
     def check_ids(self, vocabulary: int) -> None:
         """Raises InvalidInput for a token id that a model with so many tokens does not have."""
         for field, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_ids)):
@@ -184,10 +189,10 @@ def _prompt(prompt: str | list[Any], where: str) -> Prompt:
         raise InvalidInput(f"'{where}' must not be empty", field=where)
     if isinstance(prompt, str):
         return prompt
-    for i, one in enumerate(prompt):
-        if type(one) is not int:
-            raise InvalidInput(f"'{where}[{i}]' is no token id", field=f"{where}[{i}]")
-    return np.array(prompt, dtype=np.uint32)
+    if set(map(type, prompt)) != {int}:
+        i = next(i for i, one in enumerate(prompt) if type(one) is not int)
+        raise InvalidInput(f"'{where}[{i}]' is no token id", field=f"{where}[{i}]")
+    return np.fromiter(prompt, np.uint32, len(prompt))
 
 
 def too_long(context: int, prompt: int, completion: int, field: str, *, least: bool = False) -> str:

@@ -291,7 +291,9 @@ class Gateway:
         limits = Limits(self._dispatcher.context_length, self._options.default_max_tokens)
         began = time.monotonic()
         with tracer().start_as_current_span("tokenize") as span:
-            prepared = await self._offload.run(size, partial(prepare, ask, self._tokenizer, namespace, limits))
+            work = partial(prepare, ask, self._tokenizer, namespace, limits)
+            # Hashing a few thousand ids takes less than to wake a thread.
+            prepared = work() if ask.ready and size <= LONG_BODY else await self._offload.run(size, work)
             span.set_attribute("mooncake.prompt_tokens", sum(len(one.tokens) for one in prepared))
         took = time.monotonic() - began
         metrics.TOKENIZE.observe(took)
