@@ -70,9 +70,10 @@ async def bare(request: web.Request) -> web.StreamResponse:
 
 async def serve(folder: Path) -> None:
     """The child: both servers, their ports on stdout, until its stdin closes."""
-    from services.conductor.gateway.gateway import Gateway, GatewayOptions
+    from services.conductor.gateway.gateway import Gateway
     from services.conductor.gateway.http import Deadlines
     from services.conductor.gateway.offload import Offload
+    from services.conductor.gateway.options import GatewayOptions
     from services.conductor.gateway.server import GatewayServer, Listen
     from services.conductor.gateway.tenants import Tenants
     from services.conductor.gateway.tokenizer import Tokenizer

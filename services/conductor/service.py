@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.conductor.dispatch import MeshDispatcher
-from services.conductor.gateway.gateway import Gateway, GatewayOptions
+from services.conductor.gateway.gateway import Gateway
 from services.conductor.gateway.http import Deadlines
 from services.conductor.gateway.offload import Offload
+from services.conductor.gateway.options import GatewayOptions
 from services.conductor.gateway.server import GatewayServer, Listen
 from services.conductor.gateway.tenants import Tenants
 from services.conductor.gateway.tokenizer import Tokenizer

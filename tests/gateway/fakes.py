@@ -15,9 +15,10 @@ import aiohttp
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from services.conductor.gateway.gateway import Gateway, GatewayOptions
+from services.conductor.gateway.gateway import Gateway
 from services.conductor.gateway.http import Deadlines
 from services.conductor.gateway.offload import Offload
+from services.conductor.gateway.options import GatewayOptions
 from services.conductor.gateway.server import GatewayServer, Listen
 from services.conductor.gateway.tenants import Tenants
 from services.conductor.gateway.tokenizer import Tokenizer

@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from services.conductor.gateway.gateway import GatewayOptions
 from services.conductor.gateway.http import Deadlines
+from services.conductor.gateway.options import GatewayOptions
 from shared.errors import (
     AttemptFailed,
     BusDown,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.conductor.gateway.gateway import GatewayOptions
+from services.conductor.gateway.options import GatewayOptions
 from shared.blocks import chain_keys
 from tests.gateway.fakes import CHAT, EOS, MODEL, NAMESPACE, Api, Script, StartApi
 

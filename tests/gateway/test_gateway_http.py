@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.conductor.gateway.gateway import GatewayOptions
 from services.conductor.gateway.http import Deadlines
+from services.conductor.gateway.options import GatewayOptions
 from shared.errors import Contended
 from tests.gateway.fakes import CHAT, MODEL, Api, FakeDispatcher, Script, StartApi, assert_envelope
 from tests.gateway.wire import BROKEN, HOSTILE_IDS, answer, assert_raw_envelope, raw

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from services.conductor.gateway.gateway import GatewayOptions
+from services.conductor.gateway.options import GatewayOptions
 from services.conductor.generation import Readiness
 from services.conductor.service import Stopping, drain
 from services.conductor.settings import ConductorSettings

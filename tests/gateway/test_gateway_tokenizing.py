@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tokenizers import processors
 from yarl import URL
 
-from services.conductor.gateway.gateway import GatewayOptions
 from services.conductor.gateway.messages import ChatMessage
 from services.conductor.gateway.objectives import RANGES, Objectives, objectives
 from services.conductor.gateway.offload import Offload
+from services.conductor.gateway.options import GatewayOptions
 from services.conductor.gateway.tokenizer import Tokenizer
 from services.conductor.gateway.tokenizing import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from shared.errors import InvalidInput, Unavailable

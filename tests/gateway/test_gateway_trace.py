@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from services.conductor.gateway import exchange, gateway
+from services.conductor.gateway import completer, exchange
 from shared.errors import AttemptFailed
 from tests.gateway.fakes import CHAT, MODEL, Api, Script, until
 
@@ -26,7 +26,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     """A provider of the test's own: the process-wide one can be set only once."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    for module in (exchange, gateway):
+    for module in (exchange, completer):
         monkeypatch.setattr(module, "tracer", lambda: provider.get_tracer("test"))
     yield exporter
     provider.shutdown()

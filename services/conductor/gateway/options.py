@@ -1,0 +1,18 @@
+"""What a gateway is told of itself when it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class GatewayOptions:
+    """``model``: the name that is served. ``tokenizer_print``: fingerprint to compare with the instances'. Seconds and
+    bytes; ``default_max_tokens`` caps an answer whose request names no limit."""
+
+    model: str
+    tokenizer_print: str = ""
+    default_max_tokens: int = 4096
+    max_body_bytes: int = 10 * 2**20
+    body_timeout: float = 60.0
+    request_timeout: float = 3600.0
