@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 from services.conductor.dispatch import events, metrics, picture
+from services.conductor.dispatch.backlog import Backlog
 from services.conductor.dispatch.heartbeat import Heartbeat
 from services.conductor.dispatch.lists import LiveLists
 from services.conductor.dispatch.matching import AgentTable, Matcher, NoIndex
@@ -65,6 +66,7 @@ class MeshDispatcher:
         teller = Teller(bus, settings.ask_timeout_s, settings.ask_patience_s, self._no_responders)
         self.mesh = Mesh(me, bus, settings, self.roster, LiveLists(), ledger, placer, teller)
         self._heartbeat = Heartbeat(self.mesh, self.apply, self._not_held)
+        self._backlog = Backlog()
         self._watch = Watch(self, metadata) if metadata else None
         self._loops: list[asyncio.Task[None]] = []
         self._idle = asyncio.Event()
@@ -81,7 +83,7 @@ class MeshDispatcher:
         self._bus_changed(self.mesh.bus.connected)
         await self.mesh.bus.serve(self.mesh.me.id, self._receive)
         loop = asyncio.get_running_loop()
-        self._loops = [loop.create_task(self._heartbeat.run())]
+        self._loops = [loop.create_task(self._heartbeat.run()), loop.create_task(self._backlog.watch())]
         if self._watch:
             self._loops += [loop.create_task(self._watch.run()), loop.create_task(self._watch.share())]
 
@@ -131,6 +133,11 @@ class MeshDispatcher:
 
     def consider(self, prompt_bytes: int, slo_ttft_ms: int = 0) -> None:
         self._require_service()
+        try:
+            self._backlog.check()
+        except Contended:
+            self._reject("backlog")
+            raise
         tokens = prompt_bytes // BYTES_PER_TOKEN
         shortest = self.mesh.ledger.prefills.shortest_queue(asyncio.get_running_loop().time())
         if shortest is None:
