@@ -13,7 +13,7 @@ from opentelemetry import propagate
 from services.store import local_messages as wire
 from services.store.attach import Attached, attach
 from services.store.local_messages import By, HeldTuple, unpack_held
-from services.store.objects import Data, Objects, Put
+from services.store.objects import Buffer, Data, Objects, Put
 from services.store.session import Session
 from shared.blocks import Namespace
 from shared.engines.base import Fetched, Held, Landing, LandingTarget, Owner, PoolClass, PoolMap, Run
@@ -137,13 +137,19 @@ class StoreClient:
         lengths: Sequence[int],
         indexed: bool = False,
         chained: bool = False,
+        release: bool = False,
     ) -> list[Held]:
-        """As ``commit``, for blocks of fewer bytes than a slot, and, not ``chained``, each after ``parent`` itself."""
+        """As ``commit``, for blocks of fewer bytes than a slot, and, not ``chained``, each after ``parent`` itself.
+        ``release``: the holds end with it."""
         ids, packed = [h.hold for h in holds], b"".join(keys)
         answer: HeldList = await self._session.ask(
-            lambda id: wire.Commit(id, ids, parent, packed, list(lengths), indexed, chained), HeldList
+            lambda id: wire.Commit(id, ids, parent, packed, list(lengths), indexed, chained, release=release), HeldList
         )
         return [unpack_held(h, key) for h, key in zip(answer, keys, strict=True)]
+
+    def give_back(self, holds: Sequence[Held]) -> None:
+        """As ``release``, without waiting: whatever this client asks next finds them released."""
+        self._give_back([(h.hold, h.slot, h.kind.value) for h in holds])
 
     async def release(self, holds: Sequence[Held]) -> None:
         """Nothing happens where the agent is gone: so are its holds."""
@@ -151,12 +157,6 @@ class StoreClient:
         if ids and not self.closed:
             with contextlib.suppress(AgentGone):
                 await self._session.ask(lambda id: wire.Release(id, ids), None)
-
-    async def lengths(self, holds: Sequence[Held]) -> list[int]:
-        """Valid bytes of committed blocks that are held."""
-        ids = [h.hold for h in holds]
-        answer: list[int] = await self._session.ask(lambda id: wire.Lengths(id, ids), list[int])
-        return answer
 
     # -- objects ---------------------------------------------------------------------------------------
 
@@ -168,6 +168,11 @@ class StoreClient:
     async def get(self, keys: Sequence[bytes], timeout: float = 10.0) -> list[bytes | None]:
         """The bytes, from here or from another agent (the copy stays here); None for a miss."""
         return await self._objects().get(keys, timeout)
+
+    async def get_into(self, items: Sequence[tuple[bytes, Buffer]], timeout: float = 10.0) -> list[int | None]:
+        """As ``get``, into writable buffers of the caller, which may not be touched until this returns, cancelled or
+        not. The object's length, None for a miss; where it is more than the buffer has, nothing was written to that."""
+        return await self._objects().get_into(items, timeout)
 
     def _objects(self) -> Objects:
         if self._object_api is None:
@@ -269,4 +274,4 @@ def _by(owner: Owner, pool_class: PoolClass) -> By:
 
 def _fetched(packed: wire.FetchedTuple, key: bytes) -> Fetched:
     held = None if packed.held is None else unpack_held(packed.held, key)
-    return Fetched(held, packed.transport, packed.bytes, packed.error)
+    return Fetched(held, packed.transport, packed.bytes, packed.error, packed.length)

@@ -26,6 +26,7 @@ logger = log("store.fetch")
 
 ABSENT = "absent"
 IN_PROGRESS = "in_progress"
+HERE = Outcome()
 
 GRACE = 0.25
 """Seconds past the deadline in which a flight says why it failed."""
@@ -52,10 +53,19 @@ class Ask:
         self.slab.release(self.connection, [f.held.hold for f in self.results.values() if f.held is not None])
 
     def hold(self, key: bytes, outcome: Outcome) -> Fetched:
-        held = None
-        if not outcome.error:
-            held = self.slab.pool.lease([key], self.connection, self.owner, self.pool_class)[0]
-        return Fetched(held, outcome.transport, outcome.bytes, outcome.error or ("" if held else "evicted"))
+        if outcome.error:
+            return Fetched(None, outcome.transport, outcome.bytes, outcome.error)
+        return self.hold_all([key], outcome)[0]
+
+    def hold_all(self, keys: Sequence[bytes], outcome: Outcome = HERE) -> list[Fetched]:
+        """``outcome`` is that of each."""
+        slots, moved = self.slab.pool.slots, outcome.bytes
+        return [
+            Fetched(None, outcome.transport, moved, "evicted")
+            if held is None
+            else Fetched(held, outcome.transport, moved, length=slots[held.slot].length)
+            for held in self.slab.pool.lease(keys, self.connection, self.owner, self.pool_class)
+        ]
 
 
 @dataclass
@@ -79,6 +89,12 @@ class Fetcher:
     def __len__(self) -> int:
         """Blocks in flight."""
         return sum(map(len, self._flights.values()))
+
+    @staticmethod
+    def here(ask: Ask, wanted: Sequence[Wanted]) -> list[Fetched] | None:
+        """As ``fetch``, at once, where all is in DRAM already; None where something must be brought or waited for."""
+        keys = [w.key for w in wanted]
+        return None if None in map(ask.slab.pool.find, keys) else ask.hold_all(keys)
 
     async def fetch(self, ask: Ask, wanted: Sequence[Wanted], sources: Sequence[str], timeout: float) -> list[Fetched]:
         """One result for each block, in order, each with a hold of its own; raises for none of them."""

@@ -129,7 +129,8 @@ class Wait(Request, frozen=True, tag="wait"):
 
 
 class Commit(Request, frozen=True, tag="commit"):
-    """-> list[HeldTuple]. ``lengths`` empty: whole slots. ``chained`` False: every key has ``parent`` itself."""
+    """-> list[HeldTuple]. ``lengths`` empty: whole slots. ``chained`` False: every key has ``parent`` itself.
+    ``release``: the holds end with it."""
 
     holds: list[int]
     parent: bytes
@@ -138,6 +139,7 @@ class Commit(Request, frozen=True, tag="commit"):
     indexed: bool = False
     chained: bool = True
     timeout: float = 10.0
+    release: bool = False
 
 
 class Release(Request, frozen=True, tag="release"):
@@ -203,12 +205,6 @@ class Stream(Request, frozen=True, tag="stream"):
     segment: str = ""
 
 
-class Lengths(Request, frozen=True, tag="lengths"):
-    """-> list[int]: valid bytes of committed slots that this connection holds."""
-
-    holds: list[int]
-
-
 class Remove(Request, frozen=True, tag="remove"):
     """-> list[bool]: was it there, here or elsewhere?"""
 
@@ -244,7 +240,6 @@ AnyRequest = (
     | Owe
     | CloseLanding
     | Stream
-    | Lengths
     | Remove
     | GiveUp
     | Stats
@@ -257,6 +252,7 @@ class FetchedTuple(msgspec.Struct, frozen=True, array_like=True):
     transport: str = ""
     bytes: int = 0
     error: str = ""
+    length: int = 0
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True):

@@ -21,7 +21,7 @@ from services.store.reader import Wanted
 from services.store.removal import Removal
 from services.store.streamer import Streamer
 from shared.blocks import KEY, split_keys
-from shared.engines.base import Fetched, Held, Kind, LandingTarget
+from shared.engines.base import Fetched, Held, Kind, LandingTarget, Owner, PoolClass
 from shared.errors import DeadlineExceeded, InvalidInput
 from shared.telemetry import log, tracer
 
@@ -70,7 +70,6 @@ class LocalService:
             wire.Owe: lambda c, r: self._landings.owe(c.slab, c.id, r.token, r.blocks),
             wire.CloseLanding: self._close_landing,
             wire.Stream: self._stream,
-            wire.Lengths: self._lengths,
             wire.Remove: lambda c, r: self._removal.remove(c.slab, keys_of(r.keys), bounded(r.timeout)),
             wire.GiveUp: lambda c, r: c.give_up(r.request),
             wire.Stats: lambda c, r: self._stats(),
@@ -96,8 +95,15 @@ class LocalService:
         metrics.LOOKUPS.labels("miss").inc(held.count(None))
         return [None if h is None else pack_held(h) for h in held]
 
-    async def _reserve(self, c: Connection, r: wire.Reserve) -> list[HeldTuple]:
-        return pack_all(await c.slab.reserve(keys_of(r.keys), c.id, *r.by.checked(), bounded(r.timeout)))
+    def _reserve(self, c: Connection, r: wire.Reserve) -> Any:
+        keys, (owner, pool_class), timeout = keys_of(r.keys), r.by.checked(), bounded(r.timeout)
+        held = c.slab.reserve_now(keys, c.id, owner, pool_class)
+        return self._reserve_later(c, keys, owner, pool_class, timeout) if held is None else pack_all(held)
+
+    async def _reserve_later(
+        self, c: Connection, keys: Sequence[bytes], owner: Owner, pool_class: PoolClass, timeout: float
+    ) -> list[HeldTuple]:
+        return pack_all(await c.slab.reserve(keys, c.id, owner, pool_class, timeout))
 
     async def _allocate(self, c: Connection, r: wire.Allocate) -> list[HeldTuple]:
         if r.count < 0:
@@ -126,21 +132,26 @@ class LocalService:
             pieces = zip(r.holds, keys, lengths, strict=True)
             held = [c.slab.commit(c.id, [h], r.parent, [key], [length])[0] for h, key, length in pieces]
         metrics.COMMITTED.inc(sum(h.kind is Kind.PRESENT for h in held))
+        if r.release:
+            c.slab.release(c.id, r.holds)
         return self._indexed(held, bounded(r.timeout)) if r.indexed else pack_all(held)
 
     async def _indexed(self, held: Sequence[Held], timeout: float) -> list[HeldTuple]:
         await self._directory.flushed(timeout)
         return pack_all(held)
 
-    async def _fetch(self, c: Connection, r: wire.Fetch) -> list[wire.FetchedTuple]:
+    def _fetch(self, c: Connection, r: wire.Fetch) -> Any:
         keys = keys_of(r.keys)
         parents = [r.parent, *keys][: len(keys)] if r.chained else [r.parent] * len(keys)
         wanted = [Wanted(key, parent) for key, parent in zip(keys, parents, strict=True)]
         ask = Ask(c.slab, c.id, *r.by.checked(), propagate.extract(r.trace))
-        return [pack_fetched(f) for f in await self._fetcher.fetch(ask, wanted, r.sources, bounded(r.timeout))]
+        here, timeout = self._fetcher.here(ask, wanted), bounded(r.timeout)
+        return self._bring(ask, wanted, r.sources, timeout) if here is None else [pack_fetched(f) for f in here]
 
-    def _lengths(self, c: Connection, r: wire.Lengths) -> list[int]:
-        return [c.slab.pool.slots[c.slab.pool.slot_of(c.id, hold)].length for hold in r.holds]
+    async def _bring(
+        self, ask: Ask, wanted: Sequence[Wanted], sources: Sequence[str], timeout: float
+    ) -> list[wire.FetchedTuple]:
+        return [pack_fetched(f) for f in await self._fetcher.fetch(ask, wanted, sources, timeout)]
 
     # -- landings --------------------------------------------------------------------------------------
 
@@ -255,4 +266,4 @@ def pack_all(held: Sequence[Held]) -> list[HeldTuple]:
 
 def pack_fetched(fetched: Fetched) -> wire.FetchedTuple:
     held = None if fetched.held is None else pack_held(fetched.held)
-    return wire.FetchedTuple(held, fetched.transport, fetched.bytes, fetched.error)
+    return wire.FetchedTuple(held, fetched.transport, fetched.bytes, fetched.error, fetched.length)

@@ -45,6 +45,9 @@ def moves_of(runs: Iterable[RunTuple], target_slots: Sequence[int], stride: int,
 def _pieces(runs: Iterable[RunTuple], target_slots: Sequence[int], stride: int, g: Geometry) -> Iterator[Move]:
     for slot, block, first_layer, last_layer, first_token, last_token in runs:
         source, target = slot * stride, target_slots[block] * stride
+        if last_token - first_token == g.block_size and last_layer - first_layer == g.layers:
+            yield Move(source, target, g.slot_bytes)  # of an opaque layout, only this is known
+            continue
         if last_token - first_token == g.block_size:  # whole layers: one range
             at, length = first_layer * g.layer_bytes, (last_layer - first_layer) * g.layer_bytes
             yield Move(source + at, target + at, length)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -20,13 +21,21 @@ if TYPE_CHECKING:
     from services.store.client import StoreClient
 
 Data = bytes | bytearray | memoryview
+Buffer = bytearray | memoryview
 T = TypeVar("T")
 
 BATCH = 64
 """Objects in flight at one time; fewer in a small pool."""
 
+AT_ONCE = 1 << 20
+"""Bytes that are copied on the caller's loop: telling a thread, and hearing of it, takes as long."""
+
 ATTEMPTS = 8
 """How often a key whose other writer aborted is tried again."""
+
+
+Read = Callable[[int, int, int], T]
+"""(number of the item, slot, length) -> what its caller gets."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +56,16 @@ class PoolBytes:
         self._pool = pool
 
     def write(self, slot: int, data: Data) -> None:
-        at = self._pool.offset + slot * self._pool.stride
-        np.copyto(self._bytes[at : at + len(data)], np.frombuffer(data, np.uint8))
+        at, source = self._pool.offset + slot * self._pool.stride, np.frombuffer(data, np.uint8)
+        np.copyto(self._bytes[at : at + source.size], source)
 
     def read(self, slot: int, length: int) -> bytes:
         at = self._pool.offset + slot * self._pool.stride
         return self._bytes[at : at + length].tobytes()
+
+    def read_into(self, slot: int, length: int, into: Buffer) -> None:
+        at = self._pool.offset + slot * self._pool.stride
+        np.copyto(np.frombuffer(into, np.uint8, length), self._bytes[at : at + length])
 
 
 class Objects:
@@ -88,7 +101,9 @@ class Objects:
         if len(key) != KEY:
             return Put(False, InvalidInput(f"a key has {KEY} bytes, not {len(key)}", field="key"))
         if not 0 < memoryview(data).nbytes <= size:
-            return Put(False, InvalidInput(f"an object has 1 to {size} bytes, not {len(data)}", field="data"))
+            return Put(
+                False, InvalidInput(f"an object has 1 to {size} bytes, not {memoryview(data).nbytes}", field="data")
+            )
         return None
 
     async def _try_put(
@@ -102,25 +117,30 @@ class Objects:
             for i in left:
                 results[i] = Put(False, e)
             return []
-        try:
-            again = await self._write(items, left, held, results)
-        finally:
-            await self._client.release(held)
-        return [i for i in again if not await self._written_by_other(items[i][0], i, results, timeout)]
-
-    async def _write(
-        self, items: Sequence[tuple[bytes, Data]], left: Sequence[int], held: Sequence[Held], results: list[Put | None]
-    ) -> list[int]:
-        new = [(i, h) for i, h in zip(left, held, strict=True) if h.kind is Kind.NEW]
-        await to_the_end(asyncio.to_thread(self._write_all, [(h.slot, items[i][1]) for i, h in new]))
-        keys, lengths = [items[i][0] for i, _ in new], [memoryview(items[i][1]).nbytes for i, _ in new]
-        committed = await self._client.commit_objects([h for _, h in new], b"", keys, lengths) if new else []
-        for (i, _), h in zip(new, committed, strict=True):
-            results[i] = Put(h.kind is Kind.PRESENT)
         for i, h in zip(left, held, strict=True):
             if h.kind is Kind.PRESENT:
                 results[i] = Put(False)
-        return [i for i, h in zip(left, held, strict=True) if h.kind is Kind.IN_PROGRESS]
+        over = False
+        try:
+            await self._write(items, [(i, h) for i, h in zip(left, held, strict=True) if h.kind is Kind.NEW], results)
+            over = True
+        finally:
+            await self._client.release([h for h in held if not over or h.kind is Kind.PRESENT])
+        again = [i for i, h in zip(left, held, strict=True) if h.kind is Kind.IN_PROGRESS]
+        return [i for i in again if not await self._written_by_other(items[i][0], i, results, timeout)]
+
+    async def _write(
+        self, items: Sequence[tuple[bytes, Data]], new: Sequence[tuple[int, Held]], results: list[Put | None]
+    ) -> None:
+        """Bytes, then the commit, with which the holds end."""
+        if not new:
+            return
+        keys, lengths = [items[i][0] for i, _ in new], [memoryview(items[i][1]).nbytes for i, _ in new]
+        await copied(lambda: self._write_all([(h.slot, items[i][1]) for i, h in new]), sum(lengths))
+        holds = [h for _, h in new]
+        committed = await self._client.commit_objects(holds, b"", keys, lengths, release=True)
+        for (i, _), h in zip(new, committed, strict=True):
+            results[i] = Put(h.kind is Kind.PRESENT)
 
     def _write_all(self, writes: Sequence[tuple[int, Data]]) -> None:
         for slot, data in writes:
@@ -142,27 +162,47 @@ class Objects:
     # -- get -------------------------------------------------------------------------------------------
 
     async def get(self, keys: Sequence[bytes], timeout: float) -> list[bytes | None]:
-        out: list[bytes | None] = []
+        return await self._get(keys, lambda _, slot, length: self._bytes.read(slot, length), timeout)
+
+    async def get_into(self, items: Sequence[tuple[bytes, Buffer]], timeout: float) -> list[int | None]:
+        for _, into in items:
+            if memoryview(into).readonly or not memoryview(into).c_contiguous:
+                raise InvalidInput("a buffer is writable and contiguous", field="buffer")
+
+        def read(number: int, slot: int, length: int) -> int:
+            into = items[number][1]
+            if length <= memoryview(into).nbytes:
+                self._bytes.read_into(slot, length, into)
+            return length
+
+        return await self._get([key for key, _ in items], read, timeout)
+
+    async def _get(self, keys: Sequence[bytes], read: Read[T], timeout: float) -> list[T | None]:
+        """``read`` of each object that there is; None for the others."""
+        out: list[T | None] = [None] * len(keys)
         end = asyncio.get_running_loop().time() + timeout
-        for batch in batches(keys, self._batch):
-            out += await self._get_batch(batch, left_until(end))
+        for batch in batches([i for i, key in enumerate(keys) if len(key) == KEY], self._batch):
+            asked, left = [keys[i] for i in batch], left_until(end)
+            fetched = await self._client.fetch(asked, b"", [], self._owner, PoolClass.CACHE, left, chained=False)
+            found = [(i, f.held, f.length) for i, f in zip(batch, fetched, strict=True) if f.held is not None]
+            try:
+                await copied(partial(self._read_all, found, read, out), sum(length for _, _, length in found))
+            finally:
+                self._client.give_back([held for _, held, _ in found])
         return out
 
-    async def _get_batch(self, keys: Sequence[bytes], timeout: float) -> list[bytes | None]:
-        asked = [key for key in keys if len(key) == KEY]
-        fetched = await self._client.fetch(asked, b"", [], self._owner, PoolClass.CACHE, timeout, chained=False)
-        held = [f.held for f in fetched if f.held is not None]
-        try:
-            lengths = await self._client.lengths(held) if held else []
-            data = await asyncio.to_thread(self._read_all, list(zip(held, lengths, strict=True)))
-        finally:
-            await self._client.release(held)
-        read = iter(data)
-        answers = iter([None if f.held is None else next(read) for f in fetched])
-        return [next(answers) if len(key) == KEY else None for key in keys]
+    @staticmethod
+    def _read_all(found: Sequence[tuple[int, Held, int]], read: Read[T], out: list[T | None]) -> None:
+        for i, held, length in found:
+            out[i] = read(i, held.slot, length)
 
-    def _read_all(self, reads: Sequence[tuple[Held, int]]) -> list[bytes]:
-        return [self._bytes.read(held.slot, length) for held, length in reads]
+
+async def copied(copy: Callable[[], None], size: int) -> None:
+    """``copy`` of ``size`` bytes has run, on a thread unless they are few. A cancelled caller is kept until then."""
+    if size > AT_ONCE:
+        await to_the_end(asyncio.to_thread(copy))
+    else:
+        copy()
 
 
 def left_until(end: float) -> float:

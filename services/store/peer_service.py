@@ -97,6 +97,8 @@ class PeerService:
         LEASED.labels("miss").inc(found.count(None))
         if not 0 <= call.first_layer < call.last_layer <= slab.geometry.layers:
             raise OutOfRange(f"layers {call.first_layer} to {call.last_layer} of {slab.geometry.layers}")
+        if slab.geometry.block_bytes and call.last_layer - call.first_layer < slab.geometry.layers:
+            raise OutOfRange("a block of an opaque layout has no layers to be asked for")
         lease = slab.leases.grant(boottime(), peer, slots, sum(slab.pool.slots[slot].length for slot in slots))
         slab.use(slots)
         slab.pool.slots.touch(reversed(slots), "")
@@ -107,7 +109,9 @@ class PeerService:
     @staticmethod
     def _descriptor(slab: Slab, slot: int, call: wire.Lease) -> wire.Descriptor:
         s, layer_bytes = slab.pool.slots[slot], slab.geometry.layer_bytes
-        first, last = call.first_layer * layer_bytes, min(call.last_layer * layer_bytes, s.length)
+        whole = call.last_layer - call.first_layer == slab.geometry.layers  # all that an opaque block can be asked for
+        first, last = (0, s.length) if whole else (call.first_layer * layer_bytes, call.last_layer * layer_bytes)
+        last = min(last, s.length)
         offset, length = slot * slab.memory.stride + first, max(0, last - first)
         return wire.Descriptor(offset, length, slab.pins.generation(slot), s.checksum, s.length)
 

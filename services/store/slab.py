@@ -84,6 +84,15 @@ class Slab:
 
     # -- room ------------------------------------------------------------------------------------------
 
+    def reserve_now(
+        self, keys: Sequence[bytes], connection: int, owner: Owner, pool_class: PoolClass
+    ) -> list[Held] | None:
+        """None where there is no room, or older ones wait for it. Raises DoesNotFit."""
+        want = self.line.want(len(keys) - sum(self.pool.contains(keys)), owner, pool_class)
+        held = self.pool.reserve(keys, connection, owner, pool_class, self.line.kept_from(want))
+        self.drain()
+        return held
+
     async def reserve(
         self, keys: Sequence[bytes], connection: int, owner: Owner, pool_class: PoolClass, timeout: float
     ) -> list[Held]:

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Self, TypeVar
 
 from services.store.client import StoreClient
-from services.store.objects import Data, Put
+from services.store.objects import Buffer, Data, Put
 from shared.blocks import Namespace
 
 T = TypeVar("T")
@@ -42,6 +42,9 @@ class SyncStoreClient:
 
     def get(self, keys: Sequence[bytes], timeout: float = 10.0) -> list[bytes | None]:
         return self._run(self._client.get(keys, timeout), timeout)
+
+    def get_into(self, items: Sequence[tuple[bytes, Buffer]], timeout: float = 10.0) -> list[int | None]:
+        return self._run(self._client.get_into(items, timeout), timeout)
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         return self._run(self._client.contains(keys), SLACK)

@@ -178,12 +178,13 @@ class Run:
 @dataclass(frozen=True)
 class Fetched:
     """Result for one key of a fetch: held copy in the local pool, or why not. ``bytes`` moved over ``transport``
-    ("" when it was here already)."""
+    ("" when it was here already). ``length``: valid bytes of the held block, where the store knows."""
 
     held: Held | None
     transport: str = ""
     bytes: int = 0
     error: str = ""
+    length: int = 0
 
 
 class KVStore(Protocol):
