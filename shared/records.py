@@ -34,7 +34,10 @@ class InstanceRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 class AgentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A store agent. ``code`` is the 8-byte name of this incarnation in the block index. ``backlog_bytes`` are
-    outgoing reads queued now; ``rate`` the measured outgoing bytes per second (0: not yet known)."""
+    outgoing reads queued now; ``rate`` the measured outgoing bytes per second (0: not yet known). ``topology``: for
+    each memory location its preferred and its secondary NICs, ``{"cpu:0": [["mlx5_0"], ["mlx5_1"]]}``; empty without
+    NICs.
+    """
 
     ref: Ref
     node: str
@@ -44,6 +47,7 @@ class AgentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     host_id: str
     shm: str = ""
     transports: list[str] = []
+    topology: dict[str, list[list[str]]] = {}
     slots: int = 0
     used: int = 0
     slot_bytes: int = 0

@@ -31,6 +31,7 @@ from services.store.streamer import Streamer
 from services.store.transfer.base import Peer
 from services.store.transfer.engine import Engine
 from services.store.transfer.policy import TransportPolicy
+from services.store.transfer.topology.override import read_topology
 from shared.errors import MooncakeError
 from shared.index import code
 from shared.messages import Ref
@@ -47,13 +48,14 @@ THREADS = 2
 
 class Agent:
     """Use :func:`run_agent`. ``directory`` is what it knows of the mesh. ``refused`` is set when the mesh does not want
-    this agent any more: another incarnation took its place."""
+    this agent any more: another incarnation took its place. Raises ConfigError for a wrong topology file."""
 
     def __init__(self, settings: StoreSettings, ref: Ref, directory: Directory, metrics: str = "") -> None:
         self.settings = settings
         self.ref = ref
         self.directory = directory
         self._metrics = metrics
+        self.topology = read_topology(settings.topology_file)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="store")
         self.ssd = SsdTier(settings, directory)
         self.slabs = Slabs(settings, directory, self._threads, self.ssd.below)
@@ -68,7 +70,7 @@ class Agent:
             guard=StoreGuard(self.slabs),
             on_call=self._on_call,
         )
-        self.slabs.bind(self.engine)
+        self.slabs.bind(self.engine, self.topology.memory)
         calls = PeerCalls(self.engine)
         self._rate = Rate()
         self._landings = LandingControl(ref, self.engine, calls, settings.drain_timeout)
@@ -175,6 +177,7 @@ class Agent:
             host_id=peer.host_id,
             shm=peer.shm,
             transports=list(TransportPolicy.parse(self.settings.transports).order),
+            topology=self.topology.format() if self.topology.nics else {},
             slots=int(shown["slots"]),
             used=int(shown["store_slots"]),
             slot_bytes=max((slab.memory.stride for slab in self.slabs.values()), default=0),

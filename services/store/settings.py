@@ -54,6 +54,13 @@ class StoreSettings(CommonSettings, frozen=True, kw_only=True):
     transports: Annotated[
         str, Meta(description="Which transports carry KV: prefer:A,B (in that order) or require:A; of shm and tcp.")
     ] = "prefer:shm,tcp"
+    topology_file: Annotated[
+        str,
+        Meta(
+            description="YAML or JSON file with the preferred and secondary NICs of each memory location, instead of "
+            'those found: {"cpu:0": [["mlx5_0"], ["mlx5_1"]]}.'
+        ),
+    ] = ""
     verify: Annotated[
         Literal["", "always", "sample", "off"],
         Meta(description="Check of fetched blocks on every transport; empty: as verify_tcp and verify_shm say."),

@@ -34,10 +34,11 @@ class Slabs(Mapping[str, Slab]):
         self._threads = threads
         self._slabs: dict[str, Slab] = {}
         self._engine: TransferEngine | None = None
+        self._location = ""
 
-    def bind(self, engine: TransferEngine) -> None:
-        """Slabs made from now on are registered there."""
-        self._engine = engine
+    def bind(self, engine: TransferEngine, location: str = "cpu:0") -> None:
+        """Slabs made from now on are registered there, as memory at ``location``."""
+        self._engine, self._location = engine, location
 
     def __getitem__(self, name: str) -> Slab:
         return self._slabs[name]
@@ -70,7 +71,7 @@ class Slabs(Mapping[str, Slab]):
         slab = Slab(namespace, slots, settings, self._directory, self._threads)
         slab.lower = self._lower(slab)
         if self._engine is not None:
-            register(self._engine, slab)
+            register(self._engine, slab, self._location)
         return slab
 
     async def close(self) -> None:
@@ -85,9 +86,10 @@ class Slabs(Mapping[str, Slab]):
         self._slabs.clear()
 
 
-def register(engine: TransferEngine, slab: Slab) -> None:
-    generations = Generations(slab.memory.words_fd, slab.memory.stride)
-    engine.register_local_memory(slab.memory.view, name=slab.name, fd=slab.memory.fd, generations=generations)
+def register(engine: TransferEngine, slab: Slab, location: str) -> None:
+    memory = slab.memory
+    generations = Generations(memory.words_fd, memory.stride)
+    engine.register_local_memory(memory.view, location, name=slab.name, fd=memory.fd, generations=generations)
 
 
 def check(namespace: Namespace) -> None:

@@ -153,3 +153,9 @@ def test_c11_a_wrong_file_is_refused(tmp_path: Path, text: str, field: str, says
 def test_c11_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read_topology(str(tmp_path / "none.yaml"), tmp_path)
+
+
+def test_memory_that_is_bound_to_no_node_has_no_preference(tmp_path: Path) -> None:
+    assert Matrix.parse({"cpu:0": [["a"], ["b"]], "cuda:0": [["a"], []]}).memory == "cpu:0"
+    spread = discover(two_sockets(tmp_path).root)
+    assert spread.at(spread.memory) == Tiers(("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"))

@@ -149,10 +149,11 @@ class TransferEngine(Protocol):
         fd_offset: int = 0,
         generations: Generations | None = None,
     ) -> None:
-        """Register writable memory as segment ``name``. ``fd``: the shared-memory file whose bytes from ``fd_offset``
-        are the buffer, if peers on this host may map it. Without ``generations`` the guard is asked after each mapped
-        READ. Raises Overlap (adjacent is fine) and InvalidInput. The caller keeps the buffer alive until unregister
-        returned."""
+        """Register writable host memory as segment ``name``. ``location``: where it lies (``cpu:N`` a NUMA node,
+        ``cpu`` any of them), or ``cuda:N`` for the pool through which that GPU is staged; NICs are chosen by it.
+        ``fd``: the shared-memory file whose bytes from ``fd_offset`` are the buffer, if peers on this host may map it.
+        Without ``generations`` the guard is asked after each mapped READ. Raises Overlap (adjacent is fine) and
+        InvalidInput. The caller keeps the buffer alive until unregister returned."""
 
     async def unregister_local_memory(self, name: str, timeout: float) -> None:
         """Waits for transfers in flight on it, refuses new ones."""

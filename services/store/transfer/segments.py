@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from services.store.transfer.base import Generations
+from services.store.transfer.topology.location import check_location, host_memory
 from services.store.transfer.wire import MAX_NAME
 from shared.errors import InvalidInput, NotRegistered, OutOfRange, Overlap
 
@@ -24,7 +25,7 @@ class Memory(Protocol):
 
 class Segment:
     """One registration. ``instance`` tells it from an earlier one of the same name; ``users`` counts transfers in
-    flight on it, at either end."""
+    flight on it, at either end. Raises InvalidInput."""
 
     def __init__(
         self,
@@ -35,13 +36,14 @@ class Segment:
         fd_offset: int = 0,
         generations: Generations | None = None,
     ) -> None:
+        check_location(location)
         self.name = name
         self.location = location
         self.fd = fd
         self.fd_offset = fd_offset
         self.generations = generations
         self.instance = secrets.randbits(63) | 1
-        self.memory = buffer.cast("B")
+        self.memory = host_memory(buffer, location)
         self.size = len(self.memory)
         self.address = int(np.frombuffer(self.memory, np.uint8).ctypes.data)
         self.users = 0

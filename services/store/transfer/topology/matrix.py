@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from services.store.transfer.topology.location import ANYWHERE, LOCATION
 from shared.errors import ConfigError
 
-LOCATION = re.compile(r"(cpu|cuda):(0|[1-9]\d{0,3})")
 MOST = 1024
 """Locations of one server, and NICs of one location, at most: the matrix travels in the agent's record."""
 
@@ -38,6 +37,12 @@ class Matrix:
     def at(self, location: str) -> Tiers:
         """Of a location the matrix does not name nothing is known: every NIC is as good as any other."""
         return self.tiers[location] if location in self.tiers else Tiers(self.nics)
+
+    @property
+    def memory(self) -> str:
+        """The location of memory of this server that nobody bound to a NUMA node: "cpu:0" where there is only that one,
+        else "cpu", to which every NIC is as near as any other."""
+        return "cpu:0" if [name for name in self.tiers if name.startswith("cpu:")] == ["cpu:0"] else ANYWHERE
 
     def format(self) -> Document:
         return {location: [list(tier) for tier in tiers] for location, tiers in self.tiers.items()}
