@@ -15,6 +15,7 @@ DISTRIBUTION = "mooncake-mesh"
 COMMANDS = {
     "up": "cli.up:up",
     "chat": "cli.chat:chat",
+    "store": "cli.store:store",
     "status": "cli.status:status",
     "doctor": "cli.doctor:doctor",
     "model": "cli.model:model",

@@ -6,15 +6,15 @@ import asyncio
 import inspect
 import os
 import secrets
-import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 
 import click
 
 from cli.console import Lines, err
+from cli.foreground import Foreground
 from cli.model import find_model
 from cli.plan import SERVICES, Plan, Wiring, variables
 from cli.probe import why_not_bindable, why_unreachable
@@ -28,7 +28,6 @@ from shared.errors import ConfigError, DeadlineExceeded, MooncakeError
 from shared.model import served_name
 from shared.setting import settings_of
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PAUSE = 0.1
 TALKERS = ("nats", "redis")
 """Servers that say much at their start, nothing of it about the mesh."""
@@ -69,7 +68,6 @@ class Up:
         self.settings = settings
         self.config = config
         self._begin = time.monotonic()
-        self._stop = asyncio.Event()
         self._lines = Lines(() if settings.log_level == "debug" else TALKERS)
 
     async def run(self) -> int:
@@ -78,9 +76,7 @@ class Up:
         self._look_first(port)
         plan = Plan(self.settings, self._wiring(port), os.environ)
         async with Supervisor(plan.wiring.mark, self._lines) as supervisor:
-            self._on_signals(supervisor)
-            await self._while_wanted(supervisor, self._serve(plan, supervisor))
-            err.print("stopping", style="bold")
+            await Foreground(supervisor).run(self._serve(plan, supervisor))
         return 0
 
     def _look_first(self, port: int) -> None:
@@ -110,33 +106,6 @@ class Up:
             return str(find_model(self.settings.model))
         except ConfigError as error:
             raise ConfigError(f"--model: {error.message}" if self.settings.model else error.message) from None
-
-    def _on_signals(self, supervisor: Supervisor) -> None:
-        """The first asks, the second does not."""
-
-        def stop() -> None:
-            if self._stop.is_set():
-                supervisor.kill()
-            self._stop.set()
-
-        for number in STOPPING:
-            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue  # nohup
-            asyncio.get_running_loop().add_signal_handler(number, stop)
-
-    async def _while_wanted(self, supervisor: Supervisor, work: Awaitable[None]) -> None:
-        """Runs ``work`` until it ends, somebody wants to stop, or a process cannot be kept alive."""
-        tasks = [asyncio.ensure_future(work), asyncio.ensure_future(supervisor.broken())]
-        tasks.append(asyncio.create_task(self._wanted()))
-        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-        for task in done:
-            task.result()
-
-    async def _wanted(self) -> None:
-        await self._stop.wait()
 
     async def _serve(self, plan: Plan, supervisor: Supervisor) -> None:
         """Start everything in its order, say when it is ready, then stay."""

@@ -32,11 +32,23 @@ class InstanceRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     pid: int = 0
 
 
+class SlabRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The part of an agent's pool that one namespace has: ``blocks`` committed in DRAM, ``used`` slots held or being
+    written, of ``slots`` with ``stride`` bytes each. ``segment`` is its name between agents."""
+
+    segment: str
+    namespace: Namespace
+    stride: int
+    slots: int
+    used: int = 0
+    blocks: int = 0
+
+
 class AgentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A store agent. ``code`` is the 8-byte name of this incarnation in the block index. ``backlog_bytes`` are
     outgoing reads queued now; ``rate`` the measured outgoing bytes per second (0: not yet known). ``topology``: for
     each memory location its preferred and its secondary NICs, ``{"cpu:0": [["mlx5_0"], ["mlx5_1"]]}``; empty without
-    NICs.
+    NICs. ``ssd_blocks`` of it are on its SSD. ``socket``: where engines of its node attach.
     """
 
     ref: Ref
@@ -54,6 +66,9 @@ class AgentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     backlog_bytes: int = 0
     rate: float = 0.0
     held: dict[str, float] = {}
+    slabs: list[SlabRecord] = []
+    ssd_blocks: int = 0
+    socket: str = ""
     beat: int = 0
     metrics: str = ""
     pid: int = 0

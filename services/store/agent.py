@@ -35,7 +35,7 @@ from services.store.transfer.topology.override import read_topology
 from shared.errors import MooncakeError
 from shared.index import code
 from shared.messages import Ref
-from shared.records import AgentRecord
+from shared.records import AgentRecord, SlabRecord
 from shared.telemetry import log
 
 logger = log("store")
@@ -82,6 +82,7 @@ class Agent:
         self.local = LocalService(self._fetcher, self._landings, self._streamer, directory, removal, self.stats)
         self._socket = LocalSocket(settings.socket, settings.secret, ref, self.slabs.attach, self.local)
         self._shown = self.stats()
+        self._slabs_shown: list[SlabRecord] = []
         self._backlog = 0
         self.refused: asyncio.Future[MooncakeError] = asyncio.get_running_loop().create_future()
 
@@ -184,12 +185,16 @@ class Agent:
             backlog_bytes=self._backlog,
             rate=self._rate.value,
             held={kind: shown[kind] for kind in metrics.HELD},
+            slabs=self._slabs_shown,
+            ssd_blocks=int(shown["ssd_blocks"]),
+            socket=self.settings.socket,
             metrics=self._metrics,
             pid=os.getpid(),
         )
 
     def _show(self) -> None:
         stats = self._shown = self.stats()
+        self._slabs_shown = [slab.record() for slab in self.slabs.values()]
         self._backlog = sum(slab.leases.bytes for slab in self.slabs.values())
         for kind, gauge in metrics.HELD.items():
             gauge.set(stats[kind])

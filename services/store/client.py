@@ -14,11 +14,14 @@ from services.store import local_messages as wire
 from services.store.attach import Attached, attach
 from services.store.local_messages import By, HeldTuple, unpack_held
 from services.store.objects import Buffer, Data, Objects, Put
+from services.store.plain import plain_namespace
 from services.store.session import Session
 from shared.blocks import Namespace
 from shared.engines.base import Fetched, Held, Landing, LandingTarget, Owner, PoolClass, PoolMap, Run
 from shared.errors import AgentGone
 from shared.messages import Ref
+
+__all__ = ["Buffer", "Data", "Put", "StoreClient", "plain_namespace"]
 
 HeldList = list[HeldTuple]
 MaybeHeldList = list[HeldTuple | None]

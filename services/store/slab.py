@@ -27,6 +27,7 @@ from services.store.waiting import Line, Want
 from shared.blocks import Namespace
 from shared.engines.base import Held, Kind, Owner, PoolClass
 from shared.errors import PoolFull
+from shared.records import SlabRecord
 
 AGENT = 0
 """The agent itself, as a connection: fetches in flight and quarantined landings."""
@@ -277,6 +278,18 @@ class Slab:
     def is_used(self, slot: int) -> bool:
         """A slot that exists and holds something."""
         return 0 <= slot < self.memory.slots and self.pool.slots[slot].state is not State.FREE
+
+    def record(self) -> SlabRecord:
+        """What the mesh is told of it."""
+        slots = self.pool.slots
+        return SlabRecord(
+            segment=self.name,
+            namespace=self.namespace.deployment(),
+            stride=self.memory.stride,
+            slots=len(slots),
+            used=slots.used,
+            blocks=len(slots.by_key),
+        )
 
     def expire(self) -> None:
         """Let go of what remote readers' leases no longer hold."""

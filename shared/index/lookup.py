@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from shared.index import SHARDS, Layout, shard_of
+from shared.index.digest import unpack_state
 from shared.index.scan import PLACE
 from shared.redis_client import Argument, RedisLink
 
@@ -25,6 +27,21 @@ async def lookup(link: RedisLink, mesh: str, keys: Sequence[bytes], *, shards: i
             if packed:
                 out[at] = unpack_places(packed)
     return out
+
+
+async def census(link: RedisLink, mesh: str, *, shards: int = SHARDS) -> dict[bytes, int]:
+    """Agent code -> blocks that Redis has of it, at any tier, dead incarnations too. Raises Unavailable."""
+    layout = Layout(mesh, shards)
+    found: dict[bytes, int] = {}
+    for flat in await link.commands([("HGETALL", taken) for taken in layout.taken]):
+        for code, state in _items(flat):
+            found[code] = found.get(code, 0) + unpack_state(state).size
+    return found
+
+
+def _items(answer: Any) -> list[tuple[bytes, bytes]]:
+    """The client answers a hash as a map or as a flat list, by protocol version."""
+    return list(answer.items()) if isinstance(answer, dict) else list(zip(answer[::2], answer[1::2], strict=True))
 
 
 def unpack_places(packed: bytes) -> dict[bytes, int]:

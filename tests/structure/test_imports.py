@@ -17,6 +17,9 @@ SERVICES = ("conductor", "decode", "prefill", "store")
 HEAVY = ("torch", "transformers", "vllm", "pyverbs")
 STORE_CLIENT = "services.store.client"
 
+STORE_INSPECTION = "services.store.inspection"
+"""What ``mooncake store`` looks into stores with, as a peer of their agents."""
+
 MAY_USE_THE_STORE = ("services.prefill", "services.decode", "cli")
 """Besides the store itself; and by its client only."""
 
@@ -51,6 +54,8 @@ def allowed(importer: str, imported: str) -> bool:
         return True
     if imported == STORE_CLIENT or imported.startswith(STORE_CLIENT + "."):
         return importer in (*MAY_USE_THE_STORE, "services.store")
+    if imported == STORE_INSPECTION and importer == "cli":
+        return True
     return importer == ".".join(parts[:2])
 
 
@@ -75,6 +80,9 @@ def test_no_file_imports_what_it_must_not() -> None:
         ("services.prefill", "services.decode.batch", False),
         ("services.store", "services.store.pool", True),
         ("cli", "services.conductor.settings", False),
+        ("cli", "services.store.inspection", True),
+        ("cli", "services.store.agent", False),
+        ("services.prefill", "services.store.inspection", False),
         ("services.store", "cli.plan", False),
         ("services.store", "shared.blocks", True),
         ("services.store", "asyncio", True),

@@ -1,0 +1,103 @@
+"""``mooncake store verify`` on a store with a flipped bit, and with an index that names what is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cli.main import main
+from services.store.agent import Agent, run_agent
+from services.store.client import StoreClient, plain_namespace
+from services.store.settings import StoreSettings
+from shared.embedded import RedisServer
+from shared.metadata import Metadata
+
+pytestmark = pytest.mark.timeout(240)
+
+SPACE = plain_namespace("verify", 1000)
+KEYS = [bytes([n]) * 16 for n in range(8)]
+ABSENT = b"\xff" * 16
+SECRET = "a secret"
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[str]:
+    with RedisServer() as server:
+        yield server.url
+
+
+@pytest.fixture
+async def agent(redis: str) -> AsyncIterator[Agent]:
+    settings = StoreSettings(
+        redis=redis, mesh="m" + uuid4().hex[:8], socket="@test-" + uuid4().hex, pool_bytes=1 << 20, secret=SECRET
+    )
+    async with run_agent(settings) as agent:
+        yield agent
+
+
+@pytest.fixture
+async def client(agent: Agent) -> AsyncIterator[StoreClient]:
+    """With :data:`KEYS` in store and index."""
+    async with await StoreClient.connect(agent.settings.socket, SPACE, secret=SECRET, timeout=100.0) as client:
+        assert all(put.stored for put in await client.put([(key, key * 60) for key in KEYS], 100.0))
+        await agent.directory.flushed(100.0)
+        while not await beaten(agent):
+            await asyncio.sleep(0.05)
+        yield client
+
+
+async def beaten(agent: Agent) -> bool:
+    """The mesh knows of the namespace."""
+    async with Metadata(agent.settings.redis, agent.settings.mesh) as metadata:
+        return any(record.slabs for record in await metadata.agents())
+
+
+async def verify(agent: Agent, *argv: str) -> Result:
+    mesh = ["--redis", agent.settings.redis, "--mesh", agent.settings.mesh, "--secret", SECRET, "--json"]
+    return await asyncio.to_thread(CliRunner().invoke, main, ["store", "verify", *mesh, *argv])
+
+
+def counts(result: Result) -> dict[str, Any]:
+    document = json.loads(result.stdout)
+    return {what: document[what] for what in ("good", "lost", "corrupt", "unread")}
+
+
+def flip(agent: Agent, key: bytes) -> None:
+    (slab,) = agent.slabs.values()
+    slot = slab.pool.find(key)
+    assert slot is not None
+    with slab.memory.range(slot, 60) as data:
+        data[7] ^= 1
+
+
+async def test_a_flipped_bit_and_a_lost_block_are_found(agent: Agent, client: StoreClient) -> None:
+    clean = await verify(agent)
+    assert clean.exit_code == 0 and counts(clean) == {"good": 8, "lost": 0, "corrupt": 0, "unread": 0}
+    flip(agent, KEYS[3])
+    agent.directory.committed(b"", [ABSENT])
+    await agent.directory.flushed(100.0)
+    result = await verify(agent, "--agent", agent.ref.id[:6])
+    assert result.exit_code == 1 and counts(result) == {"good": 7, "lost": 1, "corrupt": 1, "unread": 0}
+    bad = json.loads(result.stdout)["agents"][0]["bad"]
+    assert {(one["key"], one["what"]) for one in bad} == {(KEYS[3].hex(), "corrupt"), (ABSENT.hex(), "lost")}
+    assert await client.contains(KEYS) == [True] * 8  # looking changes nothing
+
+
+async def test_repair_drops_what_is_corrupt_and_nothing_else(agent: Agent, client: StoreClient) -> None:
+    flip(agent, KEYS[5])
+    assert counts(await verify(agent, "--repair"))["corrupt"] == 1
+    assert await client.contains(KEYS) == [key != KEYS[5] for key in KEYS]
+    await agent.directory.flushed(100.0)
+    assert counts(await verify(agent)) == {"good": 7, "lost": 0, "corrupt": 0, "unread": 0}
+
+
+async def test_a_wrong_secret_is_an_error_not_a_clean_bill(agent: Agent, client: StoreClient) -> None:
+    mesh = ["--redis", agent.settings.redis, "--mesh", agent.settings.mesh, "--secret", "another"]
+    result = await asyncio.to_thread(CliRunner().invoke, main, ["store", "verify", *mesh])
+    assert result.exit_code == 1 and "stopped" in result.output
