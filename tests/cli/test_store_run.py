@@ -75,6 +75,8 @@ def store() -> Iterator[Running]:
     finally:
         running.process.kill()
         running.process.wait()
+        if running.process.stdout is not None:
+            running.process.stdout.close()
         for pid in marked(running.ready["mesh_id"]):
             os.kill(pid, signal.SIGKILL)
 
