@@ -11,7 +11,7 @@ unexport VIRTUAL_ENV
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test chaos check format fuzz bench docs clean
+.PHONY: help install run test chaos stress recovery check format fuzz bench docs clean
 
 help:
 	@echo "make install   create .venv (nothing outside it) with everything to run and test"
@@ -23,6 +23,8 @@ help:
 	@echo "make run       the whole mesh on this machine; ARGS='--port 18000 --prefill 2 --decode 2'"
 	@echo "make test      all tests, a file to a worker, with coverage by package; ARGS='-k store -x -n0'"
 	@echo "make chaos     the tests that kill, stop and cut off the processes of real meshes"
+	@echo "make stress    writers, readers and killers over several store agents, every byte checked; ARGS='--seconds 600'"
+	@echo "make recovery  seconds until index and inventory agree after Redis or an agent was lost, under load"
 	@echo "make fuzz      schemathesis against a live mesh, by its own OpenAPI description; ARGS='--seconds 60'"
 	@echo "make check     lint, format, types, import contracts (needs no network once installed)"
 	@echo "make format    let ruff rewrite what it can"
@@ -58,6 +60,12 @@ test: $(STAMP)
 
 chaos: $(STAMP)
 	$(PYTEST) -m chaos $(ARGS)
+
+stress: $(STAMP)
+	@$(BIN)/python -m benchmarks.stress $(ARGS)
+
+recovery: $(STAMP)
+	@$(BIN)/python -m benchmarks.recovery $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
