@@ -149,21 +149,20 @@ class Worker:
         """As an engine: blocks are read in place, more than once while they are held."""
         client, numbers = await self.here.client(), self.some(4)
         mapped, owner = self.here.bytes, Owner(f"hold/{self.rng.random()}")
-        held = await client.lease([key_of(SPACE, number) for number in numbers], owner)
-        mine = [(number, h) for number, h in zip(numbers, held, strict=True) if h is not None]
+        keys = [key_of(SPACE, number) for number in numbers]
+        found = await client.fetch(keys, b"", [], owner, PoolClass.GROWTH, TIMEOUT, chained=False)
+        mine = [(number, f.held, f.length) for number, f in zip(numbers, found, strict=True) if f.held is not None]
         try:
-            lengths = await client.lengths([h for _, h in mine]) if mine else []
-            first = self._look(mapped, mine, lengths)
+            first = self._look(mapped, mine)
             await asyncio.sleep(self.rng.random() * 0.05)
-            if self._look(mapped, mine, lengths) != first:
+            if self._look(mapped, mine) != first:
                 self.count(Count.MISMATCHES)
                 print(f"MISMATCH holder {self.job.number}: a block changed while it was held", file=sys.stderr)
         finally:
-            await client.release([h for _, h in mine])
+            await client.release([held for _, held, _ in mine])
 
-    def _look(self, mapped: PoolBytes, mine: list[tuple[int, Held]], lengths: list[int]) -> list[int]:
-        pieces = zip(mine, lengths, strict=True)
-        return [self.checked(number, mapped.read(h.slot, length)) for (number, h), length in pieces]
+    def _look(self, mapped: PoolBytes, mine: list[tuple[int, Held, int]]) -> list[int]:
+        return [self.checked(number, mapped.read(held.slot, length)) for number, held, length in mine]
 
     async def evict(self) -> None:
         """Fillers that nobody asks for, each stored once."""
