@@ -24,6 +24,7 @@ from services.conductor.settings import ConductorSettings
 from shared.fingerprint import tokenizer_fingerprint
 from shared.heartbeat import Heartbeat
 from shared.index.mirroring import IndexMirror
+from shared.index.sparing import Sparing
 from shared.index.sweeping import Sweeper
 from shared.messages import Ref
 from shared.metadata import Metadata
@@ -107,7 +108,8 @@ async def _dispatcher(settings: ConductorSettings, me: Ref, stack: AsyncExitStac
     bus = await NatsBus.connect(settings.nats, settings.mesh, name=f"conductor-{me.id}", timeout=0)
     await stack.enter_async_context(bus)
     mirror = await stack.enter_async_context(IndexMirror(settings.redis, settings.mesh))
-    await stack.enter_async_context(Sweeper(metadata, settings.mesh, owner=me.id))
+    sweeper = await stack.enter_async_context(Sweeper(metadata, settings.mesh, owner=me.id))
+    await stack.enter_async_context(Sparing(metadata, mirror.spare, sweeper.spare))
     dispatcher = MeshDispatcher(settings, bus, me, matcher=mirror, metadata=metadata)
     stack.push_async_callback(dispatcher.close)
     await dispatcher.start()

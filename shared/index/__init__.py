@@ -1,8 +1,8 @@
 """The block index: which agent holds which block, in Redis, mirrored by the conductors.
 
 Pure: ``entry`` (one stream entry), ``digest``, ``publisher`` (agent side), ``prefix`` (who holds how long a prefix),
-``mirror`` (apply, compare, decide to resync), ``twin`` (the Redis scripts in Python). Shells: ``publishing``,
-``mirroring``, ``lookup``, ``sweeping``.
+``mirror`` (apply, compare, decide to resync), ``breaker`` (whom not to purge), ``twin`` (the Redis scripts in Python).
+Shells: ``publishing``, ``mirroring``, ``lookup``, ``sweeping``, ``sparing``.
 """
 
 from __future__ import annotations

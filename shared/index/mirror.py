@@ -55,6 +55,7 @@ class Mirror:
         self._shards = [_Shard() for _ in range(shards)]
         self._living: frozenset[bytes] = frozenset()
         self._dead_since: dict[bytes, float] = {}
+        self._spared: frozenset[bytes] = frozenset()
         self._partials = Partials()
 
     # -- questions ------------------------------------------------------------------------------------------
@@ -77,13 +78,20 @@ class Mirror:
         return {code: sum(shard.states.get(code, _NOTHING).size for shard in self._shards) for code in self._living}
 
     def living(self, codes: Collection[bytes], now: float) -> None:
-        """The incarnations that count from now on. Others are forgotten after a while."""
+        """The incarnations that count from now on. Others are forgotten after a while, unless they are spared."""
         self._living = frozenset(codes)
         for code in list(self.columns):
             if code in self._living:
                 self._dead_since.pop(code, None)
-            elif now - self._dead_since.setdefault(code, now) > FORGET_AFTER and not self._scanning:
+            elif now - self._dead_since.setdefault(code, now) > FORGET_AFTER and not self._kept(code):
                 self._forget(code)
+
+    def _kept(self, code: bytes) -> bool:
+        return code in self._spared or self._scanning
+
+    def spare(self, codes: frozenset[bytes]) -> None:
+        """Keep what is known of these, though they do not count (a mass expiry, see shared/index/breaker.py)."""
+        self._spared = codes
 
     @property
     def _scanning(self) -> bool:

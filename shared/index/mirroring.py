@@ -67,6 +67,10 @@ class IndexMirror:
         """The codes of the agents that live now; entries of others do not count."""
         self._core.living(codes, time.monotonic())
 
+    def spare(self, codes: frozenset[bytes]) -> None:
+        """Codes that are not to be forgotten, though they do not live (see shared/index/sparing.py)."""
+        self._core.spare(codes)
+
     def match(self, chain: bytes) -> dict[bytes, int]:
         """Code -> blocks of the prefix of ``chain`` (16 bytes a key) that it probably holds; only > 0."""
         return self._core.match(chain)

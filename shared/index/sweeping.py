@@ -44,6 +44,7 @@ class Sweeper:
         self._grace = grace
         self._missing: dict[bytes, float] = {}
         self._found: set[bytes] = set()
+        self._spared: frozenset[bytes] = frozenset()
         self._next_census = 0.0
         self._task: asyncio.Task[None] | None = None
         self.swept = 0
@@ -55,6 +56,10 @@ class Sweeper:
     async def __aexit__(self, *exc: object) -> None:
         task, self._task = self._task, None
         await end(task)
+
+    def spare(self, codes: frozenset[bytes]) -> None:
+        """Codes that are not to be swept, though they are not registered (see shared/index/sparing.py)."""
+        self._spared = codes
 
     async def _run(self) -> None:
         while True:
@@ -73,7 +78,8 @@ class Sweeper:
         living = {record.code for record in await self._metadata.agents()}
         known = await self._known() | await self._census(now)
         self._missing = {code: self._missing.get(code, now) for code in known - living}
-        dead = [code for code, since in self._missing.items() if now - since >= self._grace]
+        over = [code for code, since in self._missing.items() if now - since >= self._grace]
+        dead = [code for code in over if code not in self._spared]
         if not dead:
             return
         for shard in range(self._keys.shards):
