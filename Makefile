@@ -11,7 +11,7 @@ unexport VIRTUAL_ENV
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test chaos stress recovery check format fuzz bench docs clean
+.PHONY: help install run test chaos stress recovery check format fuzz bench bench-store docs clean
 
 help:
 	@echo "make install   create .venv (nothing outside it) with everything to run and test"
@@ -29,6 +29,8 @@ help:
 	@echo "make check     lint, format, types, import contracts (needs no network once installed)"
 	@echo "make format    let ruff rewrite what it can"
 	@echo "make bench     print a table of measurements, write benchmarks/results/*.json"
+	@echo "make bench-store  transfers and the store beside raw sockets, memcpy and the peers, which it installs into"
+	@echo "               .venv-peers (NIXL's with the torch of make install); ARGS='store --rounds 3'"
 	@echo "make docs      rewrite the generated parts of docs/"
 	@echo "make clean     remove caches and build output (not .venv)"
 
@@ -82,6 +84,9 @@ fuzz: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-store: $(STAMP)
+	$(BIN)/python -m benchmarks.store --torch="$$(cat $(STAMP))" $(ARGS)
 
 docs: $(STAMP)
 	$(BIN)/mooncake config-docs --output docs/configuration.md

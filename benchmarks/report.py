@@ -20,7 +20,8 @@ RESULTS = Path(__file__).parent / "results"
 @dataclass
 class Row:
     """One line of a result. ``value`` is the median of ``n`` samples (None: not run, ``note`` says why); ``cpu_s`` is
-    CPU seconds per sample of all processes of the contender, where it was taken."""
+    CPU seconds per sample of all processes of the contender, where it was taken. ``budget``: the least that ``value``
+    should be, and whether it is (``met``)."""
 
     what: str
     contender: str
@@ -30,6 +31,8 @@ class Row:
     quartiles: list[float] = field(default_factory=list)
     cpu_s: float | None = None
     note: str = ""
+    budget: float | None = None
+    met: bool | None = None
 
 
 def row(
@@ -42,16 +45,21 @@ def row(
     return Row(what, contender, statistics.median(samples), unit, len(samples), [cuts[0], cuts[2]], cpu_s, note)
 
 
-def write(name: str, rows: Sequence[Row]) -> None:
-    """Print the table and write ``benchmarks/results/<name>.json``."""
+def save(name: str, rows: Sequence[Row]) -> None:
+    """Write ``benchmarks/results/<name>.json``."""
     RESULTS.mkdir(exist_ok=True)
     document = {
         "benchmark": name,
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": {"processor": _processor(), "python": platform.python_version(), "argv": sys.argv[1:]},
-        "rows": [asdict(r) for r in rows],
+        "rows": [_bare(r) for r in rows],
     }
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+def write(name: str, rows: Sequence[Row]) -> None:
+    """Print the table and write ``benchmarks/results/<name>.json``."""
+    save(name, rows)
     table = Table(title=name, title_justify="left")
     for column in ("what", "contender", "median", "unit", "n", "quartiles", "cpu s", "note"):
         table.add_column(column, overflow="fold")
@@ -61,6 +69,12 @@ def write(name: str, rows: Sequence[Row]) -> None:
         cpu = "" if r.cpu_s is None else f"{r.cpu_s:.3g}"
         table.add_row(r.what, r.contender, value, r.unit, str(r.n), quartiles, cpu, r.note)
     Console(width=150).print(table)
+
+
+def _bare(r: Row) -> dict[str, object]:
+    """Without the budget where there is none."""
+    fields = asdict(r)
+    return fields if r.budget is not None else {k: v for k, v in fields.items() if k not in ("budget", "met")}
 
 
 def _processor() -> str:

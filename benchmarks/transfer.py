@@ -18,10 +18,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -57,7 +58,7 @@ class Pool:
 
 async def serve() -> None:
     pool = Pool()
-    engine = Engine(TARGET, secret=SECRET, resolve=nobody)
+    engine = Engine(TARGET, secret=SECRET, resolve=nobody, shm=own_address())
     engine.register_local_memory(pool.view, name="pool", fd=pool.fd)
     await engine.start()
     listener = socket.create_server(("127.0.0.1", 0))
@@ -66,6 +67,11 @@ async def serve() -> None:
     print(json.dumps([peer.host, peer.port, peer.host_id, peer.shm, listener.getsockname()[1]]), flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     await engine.close()
+
+
+def own_address() -> str:
+    """Where descriptors are passed: runs beside each other do not meet there."""
+    return f"@mooncake-benchmark-{uuid4().hex}"
 
 
 async def nobody(id: str) -> Peer:
@@ -153,25 +159,33 @@ def target() -> Iterator[tuple[int, list[Any]]]:
         child.stdin.close()
 
 
-async def measure(rounds: int, child: int, addresses: list[Any]) -> list[report.Row]:
-    host, port, host_id, shm, raw_port = addresses
-    pool, engines = Pool(), []
-    contenders = [Contender("memcpy", memcpy(pool)), Contender("raw socket", raw(pool, raw_port))]
+@contextlib.asynccontextmanager
+async def engines(pool: Pool, addresses: list[Any]) -> AsyncIterator[dict[str, Engine]]:
+    """Running engines by the one transport of each, ``pool`` registered as "pool"; the target is at ``addresses``."""
+    host, port, host_id, shm, _ = addresses
 
     async def resolve(id: str) -> Peer:
         return Peer(TARGET, host, port, host_id, shm)
 
-    for number, name in enumerate(("shm", "tcp")):
-        policy = TransportPolicy.parse(f"require:{name}")
-        engines.append(engine := Engine(Ref(name, number), secret=SECRET, resolve=resolve, policy=policy))
-        engine.register_local_memory(pool.view, name="pool", fd=pool.fd)
-        await engine.start()
-        contenders.append(Contender(name, transfer(engine)))
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        running = {}
+        for number, name in enumerate(("shm", "tcp")):
+            policy = TransportPolicy.parse(f"require:{name}")
+            own = Ref(name, number)
+            engine = Engine(own, secret=SECRET, resolve=resolve, policy=policy, shm=own_address())
+            engine.register_local_memory(pool.view, name="pool", fd=pool.fd)
+            await engine.start()
+            stack.push_async_callback(engine.close)
+            running[name] = engine
+        yield running
+
+
+async def measure(rounds: int, child: int, addresses: list[Any]) -> list[report.Row]:
+    pool = Pool()
+    contenders = [Contender("memcpy", memcpy(pool)), Contender("raw socket", raw(pool, addresses[-1]))]
+    async with engines(pool, addresses) as running:
+        contenders += [Contender(name, transfer(engine)) for name, engine in running.items()]
         await _run(contenders, rounds, child)
-    finally:
-        for engine in engines:
-            await engine.close()
     return _rows(contenders)
 
 
