@@ -30,7 +30,9 @@ from services.store.ssd.tier import SsdTier
 from services.store.streamer import Streamer
 from services.store.transfer.base import Peer
 from services.store.transfer.engine import Engine
+from services.store.transfer.limits import Limits
 from services.store.transfer.policy import TransportPolicy
+from services.store.transfer.tls import Tls
 from services.store.transfer.topology.override import read_topology
 from shared.errors import MooncakeError
 from shared.index import code
@@ -69,6 +71,13 @@ class Agent:
             policy=TransportPolicy.parse(settings.transports),
             guard=StoreGuard(self.slabs),
             on_call=self._on_call,
+            streams=settings.data_streams,
+            limits=Limits(
+                queued=settings.data_queue_bytes,
+                connections=settings.data_connections,
+                frame=settings.data_frame_timeout,
+            ),
+            tls=Tls.configured(settings.data_tls_cert, settings.data_tls_key, settings.data_tls_ca),
         )
         self.slabs.bind(self.engine, self.topology.memory)
         calls = PeerCalls(self.engine)

@@ -43,6 +43,29 @@ class StoreSettings(CommonSettings, frozen=True, kw_only=True):
     host: Annotated[str, Meta(description="Address of the data plane; IPv6 without brackets.")] = "127.0.0.1"
     advertise: Annotated[str, Meta(description="Address that peers are told, where it is not `host`.")] = ""
     port: Annotated[int, Meta(description="Port of the data plane; 0 picks a free one.", ge=0, le=65535)] = 0
+    data_tls_cert: Annotated[
+        str,
+        Meta(
+            description="PEM file of this agent's certificate; with one, TLS is spoken and asked for on the data port."
+        ),
+    ] = ""
+    data_tls_key: Annotated[str, Meta(description="PEM file of the certificate's key.")] = ""
+    data_tls_ca: Annotated[
+        str, Meta(description="PEM file of the authorities whose certificates peers may show, names apart.")
+    ] = ""
+    data_streams: Annotated[int, Meta(description="TCP connections that carry data to a peer.", ge=1, le=64)] = 2
+    data_connections: Annotated[
+        int, Meta(description="Connections that peers may have open to this agent, together.", ge=1)
+    ] = 1024
+    data_queue_bytes: Annotated[
+        int, Meta(description="Bytes that may be under way to one peer; further transfers wait.", ge=1)
+    ] = 1 << 30
+    data_frame_timeout: Annotated[
+        float,
+        Meta(
+            description="Seconds in which a peer has read or sent a frame (16 MiB at most), else it is cut off.", gt=0
+        ),
+    ] = 60.0
     pool_bytes: Annotated[int, Meta(description="Memory for KV blocks.", ge=1 << 16)] = 1 << 30
     slab_bytes: Annotated[
         int,
@@ -103,6 +126,8 @@ class StoreSettings(CommonSettings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if bool(self.ssd_path) != bool(self.ssd_bytes):
             raise ValueError("ssd_path and ssd_bytes must be set together")
+        if len({bool(self.data_tls_cert), bool(self.data_tls_key), bool(self.data_tls_ca)}) > 1:
+            raise ValueError("data_tls_cert, data_tls_key and data_tls_ca must be set together")
         if self.high_watermark < self.low_watermark:
             raise ValueError("high_watermark must not be below low_watermark")
         if not self.secret and not is_loopback(self.host):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import mmap
 import os
@@ -17,6 +18,7 @@ from typing import Any
 from services.store.transfer.base import Generations, Op, Peer, Request, Result, Status
 from services.store.transfer.engine import Engine
 from services.store.transfer.policy import TransportPolicy
+from services.store.transfer.tls import Files, Tls
 from shared.errors import PeerGone
 from shared.messages import Ref
 
@@ -53,9 +55,11 @@ class Agent:
 
 @dataclass
 class World:
-    """Who is where, and what to close at the end. ``policy`` is that of every agent unless said otherwise."""
+    """Who is where, and what to close at the end. ``policy`` and ``tls`` are those of every agent unless said
+    otherwise."""
 
     policy: str
+    tls: Files | None = None
     peers: dict[str, Peer] = field(default_factory=dict)
     agents: list[Agent] = field(default_factory=list)
     processes: list[Remote] = field(default_factory=list)
@@ -75,7 +79,7 @@ class World:
     ) -> Agent:
         """A started engine with a registered segment "pool"."""
         ref = Ref(name or secrets.token_hex(4), secrets.randbits(63))
-        options = {"secret": SECRET, "connect_timeout": 1.0, **options}
+        options = {"secret": SECRET, "connect_timeout": 30.0, "tls": self.tls and Tls(self.tls), **options}
         chosen = TransportPolicy.parse(policy or self.policy)
         agent = Agent(Engine(ref, resolve=self.resolve, policy=chosen, **options), Pool())
         fd = agent.pool.fd if share else -1
@@ -88,11 +92,14 @@ class World:
     async def remote(self, name: str = "", incarnation: int = 0, port: int = 0) -> Remote:
         """An agent in a process of its own, known to everybody here."""
         ref = Ref(name or secrets.token_hex(4), incarnation or secrets.randbits(63))
+        files = self.tls and dataclasses.asdict(self.tls)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "tests.transfer.remote_agent",
-            json.dumps({"id": ref.id, "incarnation": ref.incarnation, "port": port, "policy": self.policy}),
+            json.dumps(
+                {"id": ref.id, "incarnation": ref.incarnation, "port": port, "policy": self.policy, "tls": files}
+            ),
             cwd=ROOT,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -122,7 +129,7 @@ class Remote:
 
     async def hear(self) -> Any:
         assert self.process.stdout is not None
-        line = await asyncio.wait_for(self.process.stdout.readline(), 20)
+        line = await asyncio.wait_for(self.process.stdout.readline(), 100)
         return json.loads(line)
 
     async def ask(self, do: str, **details: Any) -> Any:
@@ -140,8 +147,8 @@ class Remote:
 
 
 @asynccontextmanager
-async def world_of(policy: str) -> AsyncIterator[World]:
-    world = World(policy)
+async def world_of(policy: str, tls: Files | None = None) -> AsyncIterator[World]:
+    world = World(policy, tls)
     try:
         yield world
     finally:
@@ -168,7 +175,7 @@ def codes(results: Sequence[Result]) -> list[str]:
     return [result.error.code if result.error else "ok" for result in results]
 
 
-async def until(condition: Any, timeout: float = 5.0) -> None:
+async def until(condition: Any, timeout: float = 100.0) -> None:
     """Poll until ``condition()`` holds."""
     async with asyncio.timeout(timeout):
         while not condition():

@@ -11,6 +11,7 @@ from typing import Any
 from services.store.transfer.base import Op, Peer
 from services.store.transfer.engine import Engine
 from services.store.transfer.policy import TransportPolicy
+from services.store.transfer.tls import Files, Tls
 from shared.messages import Ref
 from tests.transfer.agents import SECRET, Pool, codes, request
 
@@ -26,6 +27,7 @@ class RemoteAgent:
             port=options["port"],
             policy=TransportPolicy.parse(options["policy"]),
             on_call=self.answer,
+            tls=Tls(Files(**options["tls"])) if options["tls"] else None,
         )
         self.engine.register_local_memory(self.pool.view, name="pool", fd=self.pool.fd)
 
@@ -44,7 +46,7 @@ class RemoteAgent:
         peer = Peer(Ref(*order["ref"]), *order["address"])
         self.peers[peer.ref.id] = peer
         wanted = [request(Op(op), peer.ref, *numbers) for op, *numbers in order["requests"]]
-        return codes(await self.engine.transfer(wanted, order.get("timeout", 5.0)))
+        return codes(await self.engine.transfer(wanted, order.get("timeout", 100.0)))
 
 
 async def main() -> None:

@@ -15,6 +15,7 @@ from services.store.transfer import handshake, wire
 from services.store.transfer.base import Peer
 from services.store.transfer.handshake import Hello, Role, hello
 from services.store.transfer.sockets import receive_body, receive_header, unix_address
+from services.store.transfer.tls import Tls
 from services.store.transfer.wire import HEADER, MAGIC, Kind, pack
 from shared.errors import NotPermitted, PeerRefused, ProtocolError, StaleIncarnation
 from shared.messages import Ref
@@ -99,12 +100,12 @@ async def test_c12_garbage_is_cut_off_and_the_agent_unharmed(world: World, where
             await asyncio.sleep(0.02)
 
     dripping = asyncio.create_task(drip())
-    assert codes(await a.engine.transfer([read(b.ref, 0, 0, 100)], 5)) == ["ok"]  # meanwhile
-    assert all(await asyncio.gather(*(is_closed(sock, 5) for sock in [*socks, slow])))
+    assert codes(await a.engine.transfer([read(b.ref, 0, 0, 100)], 100)) == ["ok"]  # meanwhile
+    assert all(await asyncio.gather(*(is_closed(sock, 100) for sock in [*socks, slow])))
     await dripping
     for sock in [*socks, slow]:
         sock.close()
-    assert codes(await a.engine.transfer([write(b.ref, 0, 200, 100)], 5)) == ["ok"]
+    assert codes(await a.engine.transfer([write(b.ref, 0, 200, 100)], 100)) == ["ok"]
     assert b.pool[200:300] == bytes(range(100))
 
 
@@ -112,7 +113,7 @@ async def test_c12_a_flood_of_half_handshakes_does_not_keep_members_out_for_long
     a, b = await tcp_world.agent(), await tcp_world.agent(connect_timeout=0.3)
     flood = [dial(b, "port") for _ in range(200)]
     await asyncio.sleep(0.35)
-    assert codes(await a.engine.transfer([read(b.ref, 0, 0, 100)], 5)) == ["ok"]
+    assert codes(await a.engine.transfer([read(b.ref, 0, 0, 100)], 100)) == ["ok"]
     for sock in flood:
         sock.close()
 
@@ -122,10 +123,10 @@ async def test_c12_wrong_secret_refused(world: World) -> None:
     before = b.pool[:100]
     a.pool[:100] = b"x" * 100
     expected = "peer_refused"
-    assert codes(await a.engine.transfer([write(b.ref, 0, 0, 100)], 5)) == [expected]
-    assert codes(await a.engine.transfer([read(b.ref, 0, 0, 100)], 5)) == [expected]
+    assert codes(await a.engine.transfer([write(b.ref, 0, 0, 100)], 100)) == [expected]
+    assert codes(await a.engine.transfer([read(b.ref, 0, 0, 100)], 100)) == [expected]
     with pytest.raises(PeerRefused):
-        await a.engine.call(b.ref, b"hello", 5)
+        await a.engine.call(b.ref, b"hello", 100)
     assert b.pool[:100] == before
 
 
@@ -136,6 +137,8 @@ async def test_c12_an_impostor_target_is_refused(tcp_world: World) -> None:
 
     def impostor(listener: socket.socket) -> None:
         sock, _ = listener.accept()
+        if tcp_world.tls:
+            sock = Tls(tcp_world.tls).respond(sock, 100.0)
         for say in (
             pack(Kind.CHALLENGE, 0, msgspec.msgpack.encode(handshake.Challenge(b"n" * 32))),
             pack(
@@ -157,7 +160,7 @@ async def test_c12_an_impostor_target_is_refused(tcp_world: World) -> None:
         ref = Ref("impostor", 1)
         tcp_world.peers["impostor"] = Peer(ref, "127.0.0.1", listener.getsockname()[1])
         serving = asyncio.create_task(asyncio.to_thread(impostor, listener))
-        assert codes(await a.engine.transfer([read(ref, 0, 0, 8)], 5)) == ["peer_refused"]
+        assert codes(await a.engine.transfer([read(ref, 0, 0, 8)], 100)) == ["peer_refused"]
         await serving
     assert heard == [Kind.HELLO, Kind.PROOF]
 
@@ -165,22 +168,22 @@ async def test_c12_an_impostor_target_is_refused(tcp_world: World) -> None:
 async def test_another_incarnation_is_refused(world: World) -> None:
     a, b = await world.agent(), await world.agent()
     old = Ref(b.ref.id, b.ref.incarnation ^ 1)
-    assert codes(await a.engine.transfer([read(old, 0, 0, 8)], 5)) == ["stale_incarnation"]  # metadata says so
+    assert codes(await a.engine.transfer([read(old, 0, 0, 8)], 100)) == ["stale_incarnation"]  # metadata says so
     peer = b.engine.peer()
     world.peers[old.id] = Peer(old, peer.host, peer.port, peer.host_id, peer.shm)
     late = Ref(old.id, old.incarnation)
-    results = await a.engine.transfer([read(late, 0, 0, 8), write(late, 0, 0, 8)], 5)  # the target says so
+    results = await a.engine.transfer([read(late, 0, 0, 8), write(late, 0, 0, 8)], 100)  # the target says so
     assert codes(results) == ["stale_incarnation"] * 2
     with pytest.raises(StaleIncarnation):
-        await a.engine.call(late, b"hello", 5)
+        await a.engine.call(late, b"hello", 100)
 
 
 async def shake(secret: bytes, greeting: Hello, admit: Any = lambda _: [7, 8]) -> tuple[Any, Any]:
     left, right = socket.socketpair()
     with left, right:
         sides = (
-            asyncio.to_thread(handshake.initiate, left, secret, greeting, 1.0),
-            asyncio.to_thread(handshake.respond, right, SECRET, Ref("t", 1), 1.0, admit),
+            asyncio.to_thread(handshake.initiate, left, secret, greeting, 30.0),
+            asyncio.to_thread(handshake.respond, right, SECRET, Ref("t", 1), 30.0, admit),
         )
         return tuple(await asyncio.gather(*sides, return_exceptions=True))  # type: ignore[return-value]
 
@@ -224,8 +227,8 @@ def test_proofs_depend_on_every_part() -> None:
 async def test_c13_every_kind_of_loopback_address(world: World, host: str) -> None:
     a, b = await world.agent(host=host), await world.agent(host=host, on_call=echo)
     a.pool[:5] = b"hello"
-    assert codes(await a.engine.transfer([write(b.ref, 0, 0, 5), read(b.ref, 9, 0, 5)], 5)) == ["ok", "ok"]
-    assert await a.engine.call(b.ref, b"x", 5) == b"x"
+    assert codes(await a.engine.transfer([write(b.ref, 0, 0, 5), read(b.ref, 9, 0, 5)], 100)) == ["ok", "ok"]
+    assert await a.engine.call(b.ref, b"x", 100) == b"x"
 
 
 async def echo(_: Ref, payload: bytes) -> bytes:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 
 from services.store.transfer.base import CallHandler
+from services.store.transfer.tls_transport import TlsTransport
 from services.store.transfer.wire import Header, Kind, Parser, pack, pack_fault, pack_ids, parse_fault, parse_ids
-from shared.errors import DeadlineExceeded, InternalError, MooncakeError, PeerGone, ProtocolError
+from shared.errors import Contended, DeadlineExceeded, InternalError, MooncakeError, PeerGone, ProtocolError
 from shared.messages import Ref
 
 Reaper = Callable[[Ref, list[int]], Awaitable[None]]
@@ -21,6 +23,15 @@ class Channel(asyncio.Protocol):
         self.closed = False
         self._parser = Parser()
         self._transport: asyncio.Transport | None = None
+        self._room = asyncio.Event()
+        self._room.set()
+
+    def pause_writing(self) -> None:
+        """The other side does not read."""
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        self._room.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -35,6 +46,7 @@ class Channel(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
+        self._room.set()
 
     def heard(self, header: Header, body: bytes) -> None:
         raise ProtocolError(f"{header.kind.name} on a control stream")
@@ -69,13 +81,14 @@ class Caller(Channel):
         await self._ask(Kind.REAP, pack_ids(streams), timeout)
 
     async def _ask(self, kind: Kind, body: bytes, timeout: float) -> bytes:
-        if self.closed:
-            raise PeerGone("the control connection is closed")
         self._tag = tag = (self._tag + 1) & 0xFFFFFFFF
         answer = self._asked[tag] = asyncio.get_running_loop().create_future()
         try:
-            self.say(kind, tag, body)
             async with asyncio.timeout(timeout):
+                await self._room.wait()
+                if self.closed:
+                    raise PeerGone("the control connection is closed")
+                self.say(kind, tag, body)
                 answered: bytes = await answer
         except TimeoutError:
             raise DeadlineExceeded(f"no answer within {timeout:g} s") from None
@@ -102,12 +115,14 @@ class Caller(Channel):
 
 
 class Callee(Channel):
-    """The target's end: runs the handler, a task a call."""
+    """The target's end: runs the handler, a task a call, ``most`` of them at a time; further ones are refused, not
+    left to wait, since those that run may be waiting for what they say. Who does not read its answers is not heard."""
 
     def __init__(
-        self, peer: Ref, on_call: CallHandler | None, reaper: Reaper, on_end: Callable[[Callee], None]
+        self, peer: Ref, on_call: CallHandler | None, reaper: Reaper, on_end: Callable[[Callee], None], most: int
     ) -> None:
         super().__init__()
+        self._most = most
         self.peer = peer
         self._on_call = on_call
         self._reaper = reaper
@@ -115,6 +130,8 @@ class Callee(Channel):
         self._tasks: set[asyncio.Task[None]] = set()
 
     def heard(self, header: Header, body: bytes) -> None:
+        if header.kind in (Kind.CALL, Kind.REAP) and len(self._tasks) >= self._most:
+            return self.say(Kind.FAULT, header.tag, pack_fault(Contended(f"{self._most} calls are being answered")))
         if header.kind is Kind.CALL:
             work = self._call(body)
         elif header.kind is Kind.REAP:
@@ -124,6 +141,16 @@ class Callee(Channel):
         task = asyncio.get_running_loop().create_task(self._answer(header.tag, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._transport is not None:
+            self._transport.resume_reading()
 
     async def _answer(self, tag: int, work: Awaitable[tuple[Kind, bytes]]) -> None:
         try:
@@ -155,5 +182,8 @@ class Callee(Channel):
 
 async def attach(sock: socket.socket, channel: Channel) -> None:
     """Hand a socket that has shaken hands over to the loop."""
+    if isinstance(sock, ssl.SSLSocket):
+        TlsTransport(sock, channel)
+        return
     sock.setblocking(False)
     await asyncio.get_running_loop().create_connection(lambda: channel, sock=sock)

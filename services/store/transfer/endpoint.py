@@ -7,6 +7,7 @@ import asyncio
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from services.store.transfer.metrics import INITIATOR
 from services.store.transfer.sockets import block, connect
 from services.store.transfer.stream import Stream
 from services.store.transfer.threads import off_loop
+from services.store.transfer.tls import Tls
 from shared.errors import InternalError, MooncakeError, PeerGone, PeerRefused, ProtocolError, StaleIncarnation
 from shared.messages import Ref
 from shared.telemetry import log
@@ -40,6 +42,7 @@ class Local:
     timeout: float
     streams: int
     push: bool
+    tls: Tls | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -171,10 +174,13 @@ class Endpoint:
     def _shake(self, role: Role, number: int) -> Shaken:
         peer, local = self.link.peer, self._local
         assert peer is not None
+        deadline = time.monotonic() + local.timeout
         sock = connect(peer.host, peer.port, local.timeout)
         try:
+            if local.tls is not None:
+                sock = local.tls.initiate(sock, max(0.001, deadline - time.monotonic()))
             greeting = hello(role, local.ref, self.ref, number, local.host_id, local.shm)
-            return sock, initiate(sock, local.secret, greeting, local.timeout).grants
+            return sock, initiate(sock, local.secret, greeting, deadline - time.monotonic()).grants
         except BaseException:
             sock.close()
             raise

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence
 
-from services.store.transfer.base import CallHandler, Generations, Guard, OpenGuard, Peer, Request, Resolver, Result
+from services.store.transfer.base import (
+    CallHandler,
+    Generations,
+    Guard,
+    OpenGuard,
+    Peer,
+    Request,
+    Resolver,
+    Result,
+    Status,
+)
 from services.store.transfer.batches import Batch, BatchTable, Job
 from services.store.transfer.dispatch import Dispatch
 from services.store.transfer.endpoint import Local
 from services.store.transfer.handshake import Hello
 from services.store.transfer.host import host_id as find_host_id
+from services.store.transfer.limits import Limits
 from services.store.transfer.mapping import Mappings
 from services.store.transfer.metrics import IN_FLIGHT, finished
 from services.store.transfer.policy import TransportPolicy
+from services.store.transfer.room import Rooms, sizes
 from services.store.transfer.routes import Routes
 from services.store.transfer.segments import Memory, Segment, Segments
 from services.store.transfer.server import Server
 from services.store.transfer.sharing import Sharing
 from services.store.transfer.threads import off_loop
+from services.store.transfer.tls import Tls
 from services.store.transfer.wake import teller
 from services.store.transfer.wire import SegmentRef
 from shared.errors import DeadlineExceeded, InvalidInput, MooncakeError, NoTransport, NotRegistered, PeerGone
@@ -34,7 +48,8 @@ class Engine:
     path; empty: an abstract one of our own); ``host_id``: as :func:`host.host_id` finds it, "" to share no memory.
     ``streams``: data connections to a peer at most; ``endpoints``: peers connected at most, idle ones beyond it are
     disconnected. ``connect_timeout`` bounds a connection attempt and a handshake, ``submit_timeout`` what
-    ``submit_transfer`` started. Seconds.
+    ``submit_transfer`` started. Seconds. ``limits``: see there. ``tls``: every connection to
+    and from the data port is TLS.
     """
 
     def __init__(
@@ -55,6 +70,8 @@ class Engine:
         submit_timeout: float = 30.0,
         streams: int = 2,
         endpoints: int = 256,
+        limits: Limits | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self.ref = ref
         self._bind = (host, port)
@@ -63,16 +80,19 @@ class Engine:
         self._submit_timeout = submit_timeout
         self._segments = Segments()
         self._batches = BatchTable()
+        limits = limits or Limits()
+        self._rooms = Rooms(limits.queued)
         guard = guard or OpenGuard()
         identity = find_host_id() if host_id is None else host_id
         address = (shm or f"@mooncake-{ref.id}-{ref.incarnation:x}") if identity else ""
-        self._local = Local(ref, secret, resolve, identity, address, connect_timeout, streams, "tcp" in policy.order)
+        push = "tcp" in policy.order
+        self._local = Local(ref, secret, resolve, identity, address, connect_timeout, streams, push, tls)
         self._lock = self._local.lock
         self._mappings = Mappings(ref, secret, connect_timeout)
         routes = Routes(policy, self._mappings, identity)
         self._dispatch = Dispatch(self._local, self._segments, routes, endpoints)
         self._sharing = Sharing(ref, secret, self._segments, type(guard) is OpenGuard, connect_timeout)
-        self._server = Server(ref, secret, self._segments, guard, self._map, on_call, connect_timeout)
+        self._server = Server(ref, secret, self._segments, guard, self._map, on_call, connect_timeout, limits, tls)
         self._port = 0
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -134,9 +154,19 @@ class Engine:
         return self._batches.allocate(size, self._finished).number
 
     def submit_transfer(self, batch: int, requests: Sequence[Request]) -> None:
-        jobs = self._dispatch.submit(self._batches.get(batch), requests)
-        timer = self._running().call_later(self._submit_timeout, self._expire, jobs, "no completion in time")
-        self._watch(self._batches.get(batch), timer.cancel)
+        """Raises Contended where a peer's queue has no room for all of them: nothing was submitted then."""
+        loop, taken = self._running(), sizes(requests)
+        self._rooms.take_now(taken)
+        try:
+            jobs = self._dispatch.submit(self._batches.get(batch), requests)
+        except InvalidInput:
+            self._rooms.give(taken)
+            raise
+        timer = loop.call_later(self._submit_timeout, self._expire, jobs, "no completion in time")
+        ended: asyncio.Future[None] = loop.create_future()
+        ended.add_done_callback(lambda _: timer.cancel())
+        ended.add_done_callback(lambda _: self._rooms.give(taken))
+        self._watch(self._batches.get(batch), teller(ended))
 
     def get_transfer_status(self, batch: int, index: int) -> Result:
         return self._batches.get(batch).result(index)
@@ -145,6 +175,17 @@ class Engine:
         self._batches.free(batch)
 
     async def transfer(self, requests: Sequence[Request], timeout: float) -> list[Result]:
+        began, taken = time.monotonic(), sizes(requests)
+        try:
+            await self._rooms.take(taken, timeout)
+        except DeadlineExceeded as e:
+            return [Result(Status.FAILED, error=e) for _ in requests]
+        try:
+            return await self._transfer(requests, timeout - (time.monotonic() - began))
+        finally:
+            self._rooms.give(taken)
+
+    async def _transfer(self, requests: Sequence[Request], timeout: float) -> list[Result]:
         loop = self._running()
         batch = self._batches.allocate(len(requests), self._finished)
         jobs = self._dispatch.submit(batch, requests)

@@ -6,8 +6,9 @@
     PROOF(hmac over both)               ->
                                         <-     WELCOME(hmac over both and the live grants) | REFUSED(error)
 
-Neither proof can be reflected: each names its side. The secret authenticates membership in the mesh; it does not
-encrypt.
+Neither proof can be reflected: each names its side. Neither can be replayed: each covers a nonce of the other side.
+The secret authenticates membership in the mesh; it does not encrypt. Under TLS both proofs cover the target's
+certificate too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import hashlib
 import hmac
 import secrets
 import socket
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from enum import IntEnum
@@ -24,6 +26,7 @@ from typing import TypeVar
 import msgspec
 
 from services.store.transfer.sockets import receive_body, receive_header
+from services.store.transfer.tls import binding, explain
 from services.store.transfer.wire import VERSION, Kind, pack, pack_fault, parse_fault
 from shared.errors import DeadlineExceeded, MooncakeError, PeerGone, PeerRefused, ProtocolError, StaleIncarnation
 from shared.messages import Ref
@@ -90,9 +93,10 @@ def initiate(sock: socket.socket, secret: bytes, greeting: Hello, timeout: float
     talk.say(Kind.HELLO, first)
     second = talk.hear(Kind.CHALLENGE)
     _decode(second, Challenge)
-    talk.say(Kind.PROOF, prove(secret, b"initiator", first, second))
+    bound = binding(sock)
+    talk.say(Kind.PROOF, prove(secret, b"initiator", first, second, bound))
     proven = _decode(talk.hear(Kind.WELCOME), Proven)
-    if not hmac.compare_digest(proven.proof, prove(secret, b"target", first, second, bytes(proven.welcome))):
+    if not hmac.compare_digest(proven.proof, prove(secret, b"target", first, second, bound, bytes(proven.welcome))):
         raise PeerRefused("the peer does not know the secret")
     return _decode(bytes(proven.welcome), Welcome)
 
@@ -106,13 +110,13 @@ def respond(
 ) -> Hello:
     """The target's side. ``admit`` is asked, once the initiator has proven itself, for the live grants; it may raise a
     MooncakeError, which the initiator gets. Raises what ended the handshake."""
-    talk = _Talk(sock, timeout)
+    talk, bound = _Talk(sock, timeout), binding(sock)
     first = talk.hear(Kind.HELLO)
     second = msgspec.msgpack.encode(Challenge(secrets.token_bytes(NONCE)))
     try:
         greeting = _greeting(first)
         talk.say(Kind.CHALLENGE, second)
-        if not hmac.compare_digest(talk.hear(Kind.PROOF), prove(secret, b"initiator", first, second)):
+        if not hmac.compare_digest(talk.hear(Kind.PROOF), prove(secret, b"initiator", first, second, bound)):
             raise PeerRefused("the secret is not ours")
         if greeting.target != me:
             raise StaleIncarnation(f"this is {me.id} incarnation {me.incarnation:x}, not the one meant")
@@ -121,7 +125,7 @@ def respond(
         talk.say(Kind.REFUSED, pack_fault(e))
         raise
     welcome = msgspec.msgpack.encode(Welcome(None if grants is None else list(grants)))
-    proof = prove(secret, b"target", first, second, welcome)
+    proof = prove(secret, b"target", first, second, bound, welcome)
     talk.say(Kind.WELCOME, msgspec.msgpack.encode(Proven(proof, msgspec.Raw(welcome))))
     return greeting
 
@@ -161,6 +165,8 @@ class _Talk:
             return act()
         except TimeoutError:
             raise DeadlineExceeded("no handshake within the deadline") from None
+        except ssl.SSLError as e:  # a target that does not accept our certificate says so after TLS's handshake
+            raise explain(e) from e
         except OSError as e:
             raise PeerGone(f"the connection broke during the handshake: {e}") from e
 

@@ -16,6 +16,9 @@ SECOND_CHOICE = counter("transfer_second_choice", "Requests not carried by the p
 REFUSED_PEERS = counter("transfer_peers_refused", "Incoming connections that failed their handshake.")
 CONNECTIONS = gauge("transfer_connections", "Open connections between agents.", ("side",))
 IN_FLIGHT = held_gauge("transfer")
+UNDER_WAY = gauge("transfer_under_way_bytes", "Bytes of transfers of this agent that have begun and not ended.")
+WAITING = gauge("transfer_waiting", "Transfers of this agent that wait for room in the queue of a peer.")
+CUT_OFF = counter("transfer_peers_cut_off", "Data streams ended because the peer read or sent too slowly.")
 
 INITIATOR = CONNECTIONS.labels("initiator")
 TARGET = CONNECTIONS.labels("target")

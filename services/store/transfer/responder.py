@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from services.store.transfer.base import Guard, OpenGuard
 from services.store.transfer.copying import copy
 from services.store.transfer.handshake import Hello
 from services.store.transfer.segments import Memory, Segment, Segments
-from services.store.transfer.sockets import block, receive_all, receive_body, receive_header, send_all, sever
+from services.store.transfer.sockets import await_header, block, receive_all, receive_body, send_all, sever
 from services.store.transfer.spans import Span, views
 from services.store.transfer.wire import KIB, Header, Kind, Range, SegmentRef, pack, pack_errors, parse_ranges
 from shared.errors import InternalError, MooncakeError, PeerGone, ProtocolError
@@ -134,6 +135,7 @@ class Responder:
         self._mapper = mapper
         self._on_end = on_end
         self._ending = False
+        self._since = 0.0
         self._nowhere = memoryview(bytearray(NOWHERE))
         self.thread = threading.Thread(target=self._run, name="transfer-serve", daemon=True)
 
@@ -149,11 +151,18 @@ class Responder:
         self._ending = True
         sever(self._sock)
 
+    def busy(self, now: float) -> float:
+        """Seconds that the frame being served has taken so far, by the monotonic clock."""
+        return now - since if (since := self._since) else 0.0
+
     def _run(self) -> None:
         try:
             block(self._sock, STALLED)
             while not self._ending:
-                self._serve(self._next())
+                header = self._next()
+                self._since = time.monotonic()
+                self._serve(header)
+                self._since = 0.0
         except (OSError, MooncakeError):
             pass  # the initiator sees the end of the stream and reports it
         except Exception:
@@ -164,11 +173,8 @@ class Responder:
 
     def _next(self) -> Header:
         while not self._ending:
-            try:
-                self._sock.recv(1, socket.MSG_PEEK)  # idle for as long as it likes; a frame once begun may not stall
-            except BlockingIOError:
-                continue
-            return receive_header(self._sock)
+            if (header := await_header(self._sock)) is not None:
+                return header  # idle for as long as it likes; a frame once begun may not stall
         raise PeerGone("the stream was destroyed")
 
     def _serve(self, header: Header) -> None:

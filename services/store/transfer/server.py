@@ -6,26 +6,33 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from services.store.transfer.acceptor import Acceptor
 from services.store.transfer.base import CallHandler, Guard
 from services.store.transfer.control import Callee, attach
 from services.store.transfer.handshake import Hello, Role, respond
-from services.store.transfer.metrics import REFUSED_PEERS, TARGET
+from services.store.transfer.limits import Limits
+from services.store.transfer.metrics import CUT_OFF, REFUSED_PEERS, TARGET
 from services.store.transfer.responder import Mapper, Responder
 from services.store.transfer.segments import Segments
 from services.store.transfer.sockets import tune
+from services.store.transfer.tls import Tls
 from services.store.transfer.wake import teller
-from shared.errors import ConfigError, MooncakeError, NotPermitted
+from shared.errors import ConfigError, Contended, MooncakeError, NotPermitted
 from shared.messages import Ref
+from shared.telemetry import log
 
 HANDSHAKES = 128
+WATCH = 1.0
+"""Seconds between looks at peers that read or send too slowly."""
 
 
 class Server:
     """Listens from ``start`` to ``close``. Connections that do not finish their handshake within ``timeout`` are
-    closed; at most ``HANDSHAKES`` are shaking hands at once, further ones are closed at once."""
+    closed; at most ``HANDSHAKES`` are shaking hands at once, further ones are closed at once. ``limits`` bound what is
+    admitted."""
 
     def __init__(
         self,
@@ -36,6 +43,8 @@ class Server:
         mapper: Mapper,
         on_call: CallHandler | None,
         timeout: float,
+        limits: Limits,
+        tls: Tls | None,
     ) -> None:
         self._ref = ref
         self._secret = secret
@@ -44,6 +53,8 @@ class Server:
         self._mapper = mapper
         self._on_call = on_call
         self._timeout = timeout
+        self._limits = limits
+        self._tls = tls
         self._lock = threading.Lock()
         self._responders: dict[Responder, list[Callable[[], None]]] = {}
         self._callees: set[Callee] = set()
@@ -62,6 +73,7 @@ class Server:
         except OSError as e:
             raise ConfigError(f"cannot listen on {host} port {port}: {e}", field="host") from e
         self._acceptor = Acceptor(listener, self._shake, HANDSHAKES, "transfer-shake")
+        self._watching = self._loop.create_task(self._watch())
         return int(listener.getsockname()[1])
 
     def connections(self) -> int:
@@ -73,8 +85,12 @@ class Server:
     def _shake(self, sock: socket.socket) -> None:
         admitted: list[Responder] = []
         try:
+            deadline = time.monotonic() + self._timeout
             tune(sock)
-            greeting = respond(sock, self._secret, self._ref, self._timeout, lambda g: self._admit(sock, g, admitted))
+            if self._tls is not None:
+                sock = self._tls.respond(sock, self._timeout)
+            left = deadline - time.monotonic()
+            greeting = respond(sock, self._secret, self._ref, left, lambda g: self._admit(sock, g, admitted))
         except (OSError, MooncakeError):
             REFUSED_PEERS.inc()
             for responder in admitted:
@@ -92,10 +108,18 @@ class Server:
             with self._lock:
                 if self._closed:
                     raise NotPermitted("this agent is closing")
+                self._find_room(greeting)
                 self._responders[responder] = []
             TARGET.inc()
             admitted.append(responder)
         return self._guard.live_grants(greeting.me)
+
+    def _find_room(self, greeting: Hello) -> None:
+        """Under the lock. Raises Contended."""
+        if len(self._responders) + len(self._callees) >= self._limits.connections:
+            raise Contended(f"{self._limits.connections} connections are open here", field="data_connections")
+        if sum(responder.greeting.me == greeting.me for responder in self._responders) >= self._limits.streams:
+            raise Contended(f"{greeting.me.id} has {self._limits.streams} data streams open here")
 
     def _begin(self, sock: socket.socket, greeting: Hello, admitted: list[Responder]) -> None:
         if admitted:
@@ -106,7 +130,7 @@ class Server:
             asyncio.run_coroutine_threadsafe(self._attach(sock, greeting), self._loop)
 
     async def _attach(self, sock: socket.socket, greeting: Hello) -> None:
-        callee = Callee(greeting.me, self._on_call, self._reap, self._callee_ended)
+        callee = Callee(greeting.me, self._on_call, self._reap, self._callee_ended, self._limits.calls)
         with self._lock:
             self._callees.add(callee)
         await attach(sock, callee)
@@ -116,6 +140,18 @@ class Server:
     def _callee_ended(self, callee: Callee) -> None:
         with self._lock:
             self._callees.discard(callee)
+
+    async def _watch(self) -> None:
+        """Cut off who holds memory for too long."""
+        while True:
+            await asyncio.sleep(min(WATCH, self._limits.frame / 4))
+            now = time.monotonic()
+            with self._lock:
+                slow = [responder for responder in self._responders if responder.busy(now) > self._limits.frame]
+            for responder in slow:
+                CUT_OFF.inc()
+                log("transfer").warning("a peer is too slow and was cut off", peer=responder.greeting.me.id)
+                responder.destroy()
 
     # -- ending ----------------------------------------------------------------------------------------------
 
@@ -149,6 +185,7 @@ class Server:
             callees = list(self._callees)
         if self._acceptor is not None:
             self._acceptor.close()
+            self._watching.cancel()
         for callee in callees:
             callee.abort()
         await self.destroy(lambda greeting: True)

@@ -1,4 +1,4 @@
-"""Blocking sockets on threads: whole reads and writes straight from and into memory, without the GIL.
+"""Blocking sockets on threads, plain or TLS: whole reads and writes straight from and into memory, without the GIL.
 
 A blocked call is ended from elsewhere by ``shutdown``; a peer whose machine vanished is found by keepalive.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import ssl
 import struct
 from collections.abc import Sequence
 from typing import Protocol
@@ -17,6 +18,8 @@ from shared.errors import PeerGone
 
 IOV_MAX = 1024
 BUFFER = 4 * MIB
+RECORD = 16 << 10
+"""Bytes of payload in a TLS record."""
 GONE = 10_000
 """Milliseconds without an acknowledgement after which a connection is over: keepalive does not look then."""
 Buffers = Sequence[memoryview | bytes]
@@ -75,7 +78,7 @@ def block(sock: socket.socket, stalled: float = 0) -> None:
 def sever(sock: socket.socket) -> None:
     """End every call that is blocked on the socket, in whatever thread; its owner closes it."""
     with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # that of a TLS socket would let its thread go on without TLS
 
 
 def is_over(sock: socket.socket) -> bool:
@@ -88,6 +91,8 @@ def is_over(sock: socket.socket) -> bool:
 
 
 def send_all(sock: socket.socket, buffers: Buffers) -> None:
+    if isinstance(sock, ssl.SSLSocket):
+        return _send_sealed(sock, buffers)
     for start in range(0, len(buffers), IOV_MAX):
         _send(sock, list(buffers[start : start + IOV_MAX]))
 
@@ -103,10 +108,22 @@ def _send(sock: socket.socket, buffers: list[memoryview | bytes]) -> None:
             buffers[at] = memoryview(buffers[at])[sent:]
 
 
+def _send_sealed(sock: ssl.SSLSocket, buffers: Buffers) -> None:
+    """A buffer a call, the first together with what of the second fills a record: heads travel with their payload."""
+    if len(buffers) > 1 and len(buffers[0]) < RECORD:
+        room = RECORD - len(buffers[0])
+        buffers = [bytes(buffers[0]) + bytes(buffers[1][:room]), buffers[1][room:], *buffers[2:]]
+    for buffer in buffers:
+        while len(buffer):
+            buffer = buffer[sock.send(buffer) :]
+
+
 def receive_all(sock: socket.socket, buffers: Sequence[memoryview]) -> None:
     """Fill all buffers. Raises PeerGone at the end of the stream."""
-    if len(buffers) == 1:
-        return _fill(sock, buffers[0])
+    if len(buffers) == 1 or isinstance(sock, ssl.SSLSocket):
+        for buffer in buffers:
+            _fill(sock, buffer)
+        return
     for start in range(0, len(buffers), IOV_MAX):
         _receive(sock, list(buffers[start : start + IOV_MAX]))
 
@@ -126,10 +143,17 @@ def _receive(sock: socket.socket, buffers: list[memoryview]) -> None:
 
 def _fill(sock: Readable, buffer: memoryview) -> None:
     while len(buffer):
-        got = sock.recv_into(buffer, 0, socket.MSG_WAITALL)
+        got = _receive_some(sock, buffer)
         if not got:
             raise PeerGone("the peer closed the connection")
         buffer = buffer[got:]
+
+
+def _receive_some(sock: Readable, buffer: memoryview) -> int:
+    """As much as one call gives; TLS gives a record at a time."""
+    if isinstance(sock, ssl.SSLSocket):
+        return sock.recv_into(buffer)
+    return sock.recv_into(buffer, 0, socket.MSG_WAITALL)
 
 
 class Readable(Protocol):
@@ -140,6 +164,19 @@ def receive_header(sock: Readable) -> Header:
     """Raises PeerGone, ProtocolError, OSError."""
     data = bytearray(HEADER.size)
     _fill(sock, memoryview(data))
+    return parse_header(data)
+
+
+def await_header(sock: socket.socket) -> Header | None:
+    """As ``receive_header``. None: nothing came as long as the socket waits."""
+    data = memoryview(bytearray(HEADER.size))
+    try:
+        got = _receive_some(sock, data)
+    except (BlockingIOError, ssl.SSLWantReadError):
+        return None
+    if not got:
+        raise PeerGone("the peer closed the connection")
+    _fill(sock, data[got:])
     return parse_header(data)
 
 

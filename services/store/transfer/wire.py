@@ -17,6 +17,8 @@ from shared.errors import MooncakeError, ProtocolError, WireError
 T = TypeVar("T")
 VERSION = 1
 MAGIC = b"MMX\x01"
+TLS = (b"\x15\x03", b"\x16\x03")
+"""How an alert and a handshake of TLS begin."""
 HEADER = struct.Struct("<4sBBHII")
 RANGE = struct.Struct("<HHIQQQQ")
 MAX_RANGES = 1024
@@ -113,6 +115,8 @@ def pack(kind: Kind, tag: int, body: bytes = b"") -> bytes:
 def parse_header(data: bytes | bytearray | memoryview) -> Header:
     """Raises ProtocolError for anything else than a header of this version within its limit."""
     magic, code, flags, reserved, tag, length = HEADER.unpack(data)
+    if data[:2] in TLS:
+        raise ProtocolError("the peer speaks TLS: data_tls_* are set there and not here", field="magic")
     if magic != MAGIC:
         raise ProtocolError("not a frame of this protocol version", field="magic")
     try:
