@@ -101,8 +101,10 @@ class Endpoint:
 
     def _next_step(self) -> Callable[[], Awaitable[None]] | None:
         link = self.link
+        if link.peer is None and (link.parked or link.queue):
+            return self._resolve
         if link.parked:  # read without the lock: who changes it from a thread calls for mending afterwards
-            return self._assign if link.peer else self._resolve
+            return self._assign
         if link.unreaped:
             return self._reap
         wanted = min(self._local.streams, 1 + link.queued_bytes // FRAME_BYTES)
@@ -113,6 +115,7 @@ class Endpoint:
             if self._streams and not self.link.parked and not self.link.unreaped:
                 return  # only a further stream could not be had
             self.link.fail(error)
+            self.link.peer = None  # it may be known under another address by now
             if isinstance(error, StaleIncarnation):
                 self.over = True
                 self.link.bury()

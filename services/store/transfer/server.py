@@ -103,12 +103,13 @@ class Server:
         """The stream is known before the grants are read, so that a fence that is not in this list destroys it."""
         if greeting.role is Role.SHARE:
             raise NotPermitted("memory is shared on the Unix socket")
+        with self._lock:
+            self._find_room(greeting)
         if greeting.role is Role.DATA:
             responder = Responder(sock, greeting, self._segments, self._guard, self._mapper, self._ended)
             with self._lock:
                 if self._closed:
                     raise NotPermitted("this agent is closing")
-                self._find_room(greeting)
                 self._responders[responder] = []
             TARGET.inc()
             admitted.append(responder)
@@ -118,6 +119,8 @@ class Server:
         """Under the lock. Raises Contended."""
         if len(self._responders) + len(self._callees) >= self._limits.connections:
             raise Contended(f"{self._limits.connections} connections are open here", field="data_connections")
+        if greeting.role is Role.CONTROL:
+            return
         if sum(responder.greeting.me == greeting.me for responder in self._responders) >= self._limits.streams:
             raise Contended(f"{greeting.me.id} has {self._limits.streams} data streams open here")
 

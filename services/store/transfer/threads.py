@@ -30,8 +30,10 @@ def in_thread(work: Callable[[], T], name: str) -> Future[T]:
 async def off_loop(work: Callable[[], T], name: str, drop: Callable[[T], None]) -> T:
     """As ``in_thread``; when the awaiting task is cancelled, a later result goes to ``drop``."""
     future = in_thread(work, name)
+    result = asyncio.wrap_future(future)
     try:
-        return await asyncio.shield(asyncio.wrap_future(future))
+        return await asyncio.shield(result)
     except asyncio.CancelledError:
+        result.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else will look
         future.add_done_callback(lambda done: drop(done.result()) if done.exception() is None else None)
         raise
