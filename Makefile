@@ -11,7 +11,7 @@ unexport VIRTUAL_ENV
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test chaos stress recovery check format fuzz bench bench-store docs clean
+.PHONY: help install run test coverage chaos stress recovery check format fuzz bench bench-store docs clean
 
 help:
 	@echo "make install   create .venv (nothing outside it) with everything to run and test"
@@ -21,7 +21,9 @@ help:
 	@echo "                 make install TORCH='torch --index-url URL'   (URL: the CPU index pytorch.org names)"
 	@echo "                 make install TORCH=/path/to/torch-...whl"
 	@echo "make run       the whole mesh on this machine; ARGS='--port 18000 --prefill 2 --decode 2'"
-	@echo "make test      all tests, a file to a worker, with coverage by package; ARGS='-k store -x -n0'"
+	@echo "make test      all tests, a file to a worker; ARGS='-k store -x -n0', or what a night has time for:"
+	@echo "               ARGS='--hypothesis-profile thorough'"
+	@echo "make coverage  the same tests, traced (half as long again), and the lines run, by package"
 	@echo "make chaos     the tests that kill, stop and cut off the processes of real meshes"
 	@echo "make stress    writers, readers and killers over several store agents, every byte checked; ARGS='--seconds 600'"
 	@echo "make recovery  seconds until index and inventory agree after Redis or an agent was lost, under load"
@@ -56,6 +58,9 @@ run: $(STAMP)
 	@exec $(BIN)/mooncake up $(ARGS)
 
 test: $(STAMP)
+	$(PYTEST) -m "not chaos" $(ARGS)
+
+coverage: $(STAMP)
 	@rm -f .coverage .coverage.*
 	$(PYTEST) -m "not chaos" --cov --cov-report= $(ARGS)
 	@$(BIN)/python tests/coverage_by_package.py
