@@ -17,8 +17,11 @@ from shared.setting import PREFIX, settings_of
 SERVERS, STORES, ENGINES, CONDUCTOR = range(4)
 """Stages: started in this order, stopped in the reverse one."""
 
-GRACE = {SERVERS: 1.0, STORES: 1.5, ENGINES: 2.5, CONDUCTOR: 4.0}
+GRACE = {SERVERS: 1.0, STORES: 2.0, ENGINES: 2.5, CONDUCTOR: 4.0}
 """Seconds from SIGTERM to SIGKILL; all together under ten."""
+
+FLUSH = 1.0
+"""Seconds of a store's grace for what only its DRAM holds."""
 
 DRAIN = 2.0
 SERVICES = ("store", "prefill", "decode", "conductor")
@@ -82,7 +85,7 @@ class Plan:
             }
             if self.settings.ssd_path:
                 path = os.path.join(os.path.abspath(self.settings.ssd_path), node)
-                flags |= {"ssd_path": path, "ssd_bytes": self.settings.ssd_bytes}
+                flags |= {"ssd_path": path, "ssd_bytes": self.settings.ssd_bytes, "ssd_flush": FLUSH}
             flags |= {"transports": TRANSPORTS[self.settings.transport]}
             flags |= {} if self.settings.verify == "auto" else {"verify": self.settings.verify}
             yield self._service("store", f"store-{node[5:]}", flags, STORES, self._secret)

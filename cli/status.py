@@ -86,10 +86,26 @@ def agents(records: Iterable[dict[str, Any]]) -> Table:
     return table
 
 
+def ssd_tiers(records: Iterable[dict[str, Any]]) -> list[Table]:
+    """One table, of the agents that have such a tier; none where nobody has."""
+    table = Table("agent", "state", title="SSD tiers", title_justify="left", box=None)
+    for column in ("blocks", "on disk", "hits", "written", "lost", "read/s", "write/s"):
+        table.add_column(column, justify="right")
+    for record in sorted((r for r in records if r.get("ssd")), key=name_of):
+        ssd = record["ssd"]
+        size = f"{bytes_text(ssd.get('bytes', 0))}/{bytes_text(ssd.get('capacity', 0))}"
+        counts = [cell(ssd.get(name, 0)) for name in ("read", "written", "lost")]
+        rates = [bytes_text(ssd[name]) if ssd.get(name) else "-" for name in ("read_rate", "write_rate")]
+        state = Text(str(ssd.get("state")), style="green" if ssd.get("state") == "on" else "red")
+        table.add_row(name_of(record), state, cell(ssd.get("blocks", 0)), size, *counts, *rates)
+    return [table] if table.row_count else []
+
+
 def render(cluster: dict[str, Any], url: str) -> RenderableType:
     """Both tables, then whatever else the conductor tells of itself, one line a topic."""
     parts: list[RenderableType] = [Text(f"{url}  {time.strftime('%H:%M:%S')}", style="dim")]
-    parts += [instances(cluster.get("instances") or []), agents(cluster.get("agents") or [])]
+    stores = cluster.get("agents") or []
+    parts += [instances(cluster.get("instances") or []), agents(stores), *ssd_tiers(stores)]
     for topic, value in cluster.items():
         if topic not in ("instances", "agents"):
             parts.append(Text.assemble((f"{topic}: ", "bold"), cell(value)))

@@ -63,7 +63,11 @@ def agent_document(agent: AgentRecord, indexed: int) -> dict[str, Any]:
         "address": f"{agent.host}:{agent.port}",
         "socket": agent.socket,
         "transports": agent.transports,
-        "blocks": {"dram": sum(slab.blocks for slab in agent.slabs), "ssd": agent.ssd_blocks, "indexed": indexed},
+        "blocks": {
+            "dram": sum(slab.blocks for slab in agent.slabs),
+            "ssd": agent.ssd.blocks if agent.ssd else 0,
+            "indexed": indexed,
+        },
         "bytes": sum(slab.blocks * slab.stride for slab in agent.slabs),
         "namespaces": [slab_document(slab) for slab in agent.slabs],
     }

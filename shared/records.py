@@ -44,11 +44,28 @@ class SlabRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     blocks: int = 0
 
 
+class SsdRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An agent's SSD tier. ``state``: on, full, or why it is off. ``bytes`` of ``capacity`` are taken by its files.
+    ``written``, ``read`` (hits), ``skipped``, ``lost``: blocks since the agent started. Rates in bytes per second, 0
+    while nothing was measured."""
+
+    state: str
+    capacity: int
+    blocks: int = 0
+    bytes: int = 0
+    written: int = 0
+    read: int = 0
+    skipped: int = 0
+    lost: int = 0
+    read_rate: float = 0.0
+    write_rate: float = 0.0
+
+
 class AgentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A store agent. ``code`` is the 8-byte name of this incarnation in the block index. ``backlog_bytes`` are
     outgoing reads queued now; ``rate`` the measured outgoing bytes per second (0: not yet known). ``topology``: for
     each memory location its preferred and its secondary NICs, ``{"cpu:0": [["mlx5_0"], ["mlx5_1"]]}``; empty without
-    NICs. ``ssd_blocks`` of it are on its SSD. ``socket``: where engines of its node attach.
+    NICs. ``ssd`` None: it has no such tier. ``socket``: where engines of its node attach.
     """
 
     ref: Ref
@@ -67,7 +84,7 @@ class AgentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     rate: float = 0.0
     held: dict[str, float] = {}
     slabs: list[SlabRecord] = []
-    ssd_blocks: int = 0
+    ssd: SsdRecord | None = None
     socket: str = ""
     beat: int = 0
     metrics: str = ""

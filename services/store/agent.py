@@ -90,7 +90,7 @@ class Agent:
         removal = Removal(calls, directory)
         self.local = LocalService(self._fetcher, self._landings, self._streamer, directory, removal, self.stats)
         self._socket = LocalSocket(settings.socket, settings.secret, ref, self.slabs.attach, self.local)
-        self._shown = self.stats()
+        self._shown, self._ssd_shown = self.stats(), self.ssd.record()
         self._slabs_shown: list[SlabRecord] = []
         self._backlog = 0
         self.refused: asyncio.Future[MooncakeError] = asyncio.get_running_loop().create_future()
@@ -195,7 +195,7 @@ class Agent:
             rate=self._rate.value,
             held={kind: shown[kind] for kind in metrics.HELD},
             slabs=self._slabs_shown,
-            ssd_blocks=int(shown["ssd_blocks"]),
+            ssd=self._ssd_shown,
             socket=self.settings.socket,
             metrics=self._metrics,
             pid=os.getpid(),
@@ -204,6 +204,7 @@ class Agent:
     def _show(self) -> None:
         stats = self._shown = self.stats()
         self._slabs_shown = [slab.record() for slab in self.slabs.values()]
+        self._ssd_shown = self.ssd.record()
         self._backlog = sum(slab.leases.bytes for slab in self.slabs.values())
         for kind, gauge in metrics.HELD.items():
             gauge.set(stats[kind])

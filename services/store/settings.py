@@ -123,6 +123,15 @@ class StoreSettings(CommonSettings, frozen=True, kw_only=True):
         ),
     ] = 0.125
 
+    ssd_flush: Annotated[
+        float,
+        Meta(
+            description="Seconds at the agent's end for writing to the SSD what DRAM alone holds; 0: it is lost.",
+            ge=0,
+            le=600,
+        ),
+    ] = 5.0
+
     def __post_init__(self) -> None:
         if bool(self.ssd_path) != bool(self.ssd_bytes):
             raise ValueError("ssd_path and ssd_bytes must be set together")

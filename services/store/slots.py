@@ -168,6 +168,10 @@ class Slots:
             self._order.push(slot)
         return out
 
+    def by_use(self) -> list[int]:
+        """All committed blocks, the most recently used first, a prefix before what follows on it."""
+        return sorted(self.by_key.values(), key=self._order.stamps.__getitem__, reverse=True)
+
     def _next_leaf(self, seen: dict[int, None]) -> int | None:
         while True:
             leaf = self._order.pop(self._is_free_leaf)

@@ -66,6 +66,7 @@ def start_ssd(stack: AsyncExitStack, tmp_path: Path) -> StartAgent:
 
     async def start(slots: int = 16, on: AsyncExitStack = stack, **options: Any) -> Agent:
         ssd: dict[str, Any] = {"ssd_path": str(tmp_path / "ssd"), "ssd_bytes": 128 * STRIDE, "ssd_ahead": 0.5}
+        ssd["ssd_flush"] = 0.0
         settings = StoreSettings(socket="@test-" + uuid4().hex, pool_bytes=slots * STRIDE, **(ssd | options))
         return await on.enter_async_context(run_agent(settings, LocalDirectory(board)))
 

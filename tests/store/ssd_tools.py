@@ -45,8 +45,13 @@ async def client_of(agent: Agent, stack: AsyncExitStack, namespace: Namespace = 
 
 async def written(agent: Agent, blocks: int) -> None:
     """Wait until so many blocks are on the SSD, and nothing is on its way there."""
-    async with asyncio.timeout(10):
-        while len(agent.ssd.book) < blocks or agent.ssd.writes:
+    await until(agent, lambda: len(agent.ssd.book) >= blocks and not agent.ssd.writes)
+
+
+async def until(agent: Agent, condition: Callable[[], bool]) -> None:
+    """Wait for something that the agent does by itself."""
+    async with asyncio.timeout(100):
+        while not condition():
             agent.ssd.look()
             await asyncio.sleep(0.01)
 
@@ -55,10 +60,8 @@ async def put_slowly(agent: Agent, client: StoreClient, numbers: Sequence[int]) 
     """Four at a time, so that the disk keeps up."""
     for at in range(0, len(numbers), 4):
         assert all(put.stored for put in await client.put(items(numbers[at : at + 4])))
-        async with asyncio.timeout(10):
-            agent.ssd.look()
-            while agent.ssd.writes:
-                await asyncio.sleep(0.005)
+        agent.ssd.look()
+        await until(agent, lambda: not agent.ssd.writes)
 
 
 def tiers(agent: Agent) -> dict[bytes, int]:

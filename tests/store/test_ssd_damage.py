@@ -33,6 +33,12 @@ from tests.store.ssd_tools import (
 )
 
 
+@pytest.fixture(autouse=True)
+def long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What went off stays off for the length of a test."""
+    monkeypatch.setattr("services.store.ssd.rest.FIRST", 1000.0)
+
+
 @pytest.mark.parametrize("seed", range(4))
 async def test_c6_flipped_bits(start_ssd: Start, stack: AsyncExitStack, tmp_path: Path, seed: int) -> None:
     there, rng = await filled(start_ssd), random.Random(seed)

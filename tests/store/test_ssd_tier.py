@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
+from services.store.ssd.jobs import run
 from services.store.ssd.journal import ENTRY
 from shared.blocks import Namespace
 from shared.engines.base import PoolClass
@@ -140,11 +142,17 @@ async def test_a_full_tier_lets_the_least_recently_used_go(start_ssd: Start, sta
     assert sum(f.stat().st_size for f in Path(agent.settings.ssd_path).glob("segment-*")) == 32 * STRIDE
 
 
-async def test_what_the_disk_does_not_take_in_time_is_dropped(start_ssd: Start, stack: AsyncExitStack) -> None:
+async def test_what_the_disk_does_not_take_in_time_is_dropped(
+    start_ssd: Start, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    stack.callback(goes_on.set)
     agent = await start_ssd()
     client = await client_of(agent, stack)
     before = count("skipped_blocks_total")
+    monkeypatch.setattr("services.store.ssd.writing.run", lambda files, job: goes_on.wait() and run(files, job))
     await client.put(items(range(160)))
+    goes_on.set()
     assert count("skipped_blocks_total") > before
     assert len(tiers(agent)) <= 16 + len(agent.ssd.book) + agent.ssd.writes
     for i in range(160):

@@ -84,6 +84,17 @@ class Book:
         """Bytes of all segments."""
         return sum(segment.size for segment in self.segments.values())
 
+    def room(self, stride: int) -> int:
+        """Blocks of ``stride`` bytes in an otherwise empty tier."""
+        slots = max(1, self._segment_bytes // stride)
+        return self.capacity // (slots * stride) * slots
+
+    def live(self) -> Live:
+        """What a log should say of it, the least recently used first."""
+        segments = [self._entry(Op.SEGMENT, s.id, s.slots, s.stride, s.namespace) for s in self.segments.values()]
+        blocks = sorted((b for space in self._spaces.values() for b in space.values()), key=lambda b: b.used)
+        return Live([*segments, *map(self._put_entry, blocks)], segment=self._next_segment - 1)
+
     def load(self, live: Live) -> None:
         """Take over what a log left, the empty book's only beginning."""
         self._next_segment = live.segment + 1
@@ -150,7 +161,7 @@ class Book:
         slot = segment.free.pop()
         segment.busy += 1
         out.block.segment, out.block.slot = segment.id, slot
-        out.put = self._entry(Op.PUT, segment.id, slot, length, namespace, key, parent)
+        out.put = self._put_entry(out.block)
         self._writing[namespace, key] = out
         return out
 
@@ -260,6 +271,9 @@ class Book:
 
     # -- entries -----------------------------------------------------------------------------------------------
 
+    def _put_entry(self, b: Block) -> Entry:
+        return Entry(Op.PUT, b.segment, b.slot, b.length, b.checksum, b.namespace, b.key, b.parent)
+
     def _drop_entry(self, block: Block) -> Entry:
         return self._entry(Op.DROP, block.segment, block.slot, 0, block.namespace, block.key)
 
@@ -271,9 +285,8 @@ class Book:
         length: int,
         namespace: bytes,
         key: bytes = bytes(16),
-        parent: bytes = b"",
     ) -> Entry:
-        return Entry(op, segment, slot, length, 0, namespace, key, parent)
+        return Entry(op, segment, slot, length, 0, namespace, key)
 
 
 def trimmed(live: Live, segments: Iterable[int]) -> Live:

@@ -72,7 +72,7 @@ class Files:
         self.direct = _is_direct(self._folder)
         live = recover(self._read_log())
         kept = self._open_segments(live, capacity)
-        self._replace_log(kept)
+        self.replace_log(kept)
         return Found(kept, sum(e.op is Op.PUT for e in live.entries) - sum(e.op is Op.PUT for e in kept.entries))
 
     def _read_log(self) -> bytes:
@@ -153,13 +153,13 @@ class Files:
         if self._entries <= 2 * self._kept + COMPACT_OVER:
             return
         try:
-            self._replace_log(recover(self._read_log()))
+            self.replace_log(recover(self._read_log()))
         except OSError as e:
             logger.warning("the log was not written anew, it goes on growing", error=str(e))
             self._kept = self._entries  # tried again when it has doubled
 
-    def _replace_log(self, live: Live) -> None:
-        """A whole new log or the old one, whenever this ends."""
+    def replace_log(self, live: Live) -> None:
+        """A whole new log that says ``live``, or the old one, whenever this ends."""
         data, new = rewrite(live), self._folder / NEW_LOG
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:

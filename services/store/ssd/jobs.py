@@ -61,6 +61,12 @@ class Job:
         return sum(w.placement.block.length for w in self.writes)
 
     @property
+    def removals(self) -> list[Entry]:
+        """Of ``before``, what is not there to make way for the writes."""
+        way = {entry for w in self.writes for entry in w.placement.before}
+        return [entry for entry in self.before if entry not in way]
+
+    @property
     def made(self) -> list[Segment]:
         return [segment for w in self.writes for segment in w.placement.made]
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from services.store.directory import Directory
 from services.store.reader import Outcome, Read, Wanted
 from services.store.slab import AGENT, Slab
-from services.store.ssd import metrics
 from services.store.ssd.book import Block, Placement
 from services.store.ssd.jobs import Return, Write
 from shared.engines.base import Held, Kind, Owner, PoolClass
@@ -75,15 +74,16 @@ class Space:
                 book.touch(self._name, key)
                 self._directory.committed(block.parent, [key], SSD)
             elif not book.writing(self._name, key):  # else `settled` will tell
-                metrics.SKIPPED.inc(self._tier.on)
                 gone.append(key)
+                if self._tier.on:
+                    self._tier.tally.skip()
         return gone
 
     def remove(self, key: bytes) -> bool:
-        there = self.holds(key) or self._tier.book.writing(self._name, key)
-        entry = self._tier.book.drop(self._name, key)
-        if entry is not None:
-            self._tier.log(entry)
+        held = self.holds(key)
+        there = held or self._tier.book.writing(self._name, key)
+        self._tier.removed(self._name, key)
+        if held:
             self.lost(key)
         return there
 
@@ -133,8 +133,9 @@ class Space:
         if self.holds(block.key):
             self._directory.committed(block.parent, [block.key], SSD)
         else:
-            metrics.SKIPPED.inc(not block.gone)  # else it was removed
             self._directory.evicted([block.key])
+            if not block.gone:  # else it was removed
+                self._tier.tally.skip()
 
     def corrupt(self, slot: int, generation: int, key: bytes) -> None:
         """Memory does not have the bytes that were committed."""
@@ -150,16 +151,33 @@ class Space:
         state = (slots.evictions, slots.free, slots.idle, slots.clock, len(self._tier.book))
         if state == self._quiet:
             return []
+        if budget <= 0:
+            return []
+        writes = self.writes(slots.coming(self._reach(spaces) - slots.free), budget)
+        self._quiet = None if writes else state
+        return writes
+
+    def writes(self, slots: Iterable[int], budget: int) -> list[Write]:
+        """Of ``slots`` in order, those that are not on the SSD: at most ``budget`` bytes, or one block."""
         writes: list[Write] = []
-        for slot in slots.coming(self._reach(spaces) - slots.free):
-            if budget <= 0:
-                return writes
+        for slot in slots:
             placement = self._place(slot)
             if placement is not None:
                 writes.append(self._write(slot, placement))
                 budget -= placement.block.length
-        self._quiet = None if writes else state
+                if budget <= 0:
+                    break
         return writes
+
+    def warmest(self, spaces: int) -> list[int]:
+        """Slots of what DRAM holds, the most recently used first (a prefix before what follows on it), as far as our
+        share of the tier goes."""
+        return self._slab.pool.slots.by_use()[: self._tier.book.room(self._slab.memory.stride) // spaces]
+
+    def keep(self, warmest: Sequence[int]) -> None:
+        """What the SSD has of these is the last to go from now on."""
+        for slot in reversed(warmest):
+            self._tier.book.touch(self._name, self._slab.pool.slots[slot].key)
 
     def _reach(self, spaces: int) -> int:
         """No more than half of our share of the tier: else its blocks would push each other out for ever."""
@@ -228,7 +246,7 @@ class Space:
 
     def _arrived(self, block: Block, held: Held, owner: Owner, error: str) -> Outcome:
         if error:
-            metrics.LOST.labels(error).inc()
+            self._tier.tally.lose(error)
             logger.warning("block on the SSD is of no use", key=block.key.hex(), reason=error)
             if self._tier.book.find(self._name, block.key) is block:
                 self.remove(block.key)
@@ -239,7 +257,7 @@ class Space:
             AGENT, [held.hold], block.parent, [block.key], [block.length], fetched_by=owner.id or SSD_TRANSPORT
         )
         self._slab.pool.slots[held.slot].checksum = block.checksum
-        metrics.READ.inc()
+        self._tier.tally.hit()
         return Outcome(SSD_TRANSPORT, block.length)
 
 
