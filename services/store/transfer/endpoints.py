@@ -50,16 +50,19 @@ class EndpointPool(Generic[K]):
         if key in self._visited:
             at = self._order.index(key)
             del self._order[at], self._visited[key]
-            self._hand -= at < self._hand
+            self._move(self._hand - (at < self._hand))
 
     def _evict(self, busy: Callable[[K], bool]) -> K | None:
         for _ in range(2 * len(self._order)):
-            self._hand %= len(self._order)
             key = self._order[self._hand]
             if self._visited[key]:
                 self._visited[key] = False
             elif not busy(key):
                 self.remove(key)
                 return key
-            self._hand += 1
+            self._move(self._hand + 1)
         return None
+
+    def _move(self, hand: int) -> None:
+        """Past the head it is at the tail at once: who comes in meanwhile must not be the next to go."""
+        self._hand = hand if hand < len(self._order) else 0
