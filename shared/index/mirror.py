@@ -73,6 +73,16 @@ class Mirror:
         living = self._living  # rule: dead_uncounted
         return {code: blocks for code, blocks in found if code is not None and code in living}
 
+    def dram(self, chain: bytes) -> dict[bytes, int]:
+        """Of those that hold some of that prefix elsewhere than in DRAM: the blocks before the first such one."""
+        if not self.prefix.has_slow:
+            return {}
+        lengths = self.prefix.match(chain)
+        before = self.prefix.fast(chain, lengths)
+        columns = (before < lengths).nonzero()[0]
+        found = zip(map(self._codes.get, columns.tolist()), before[columns].tolist(), strict=True)
+        return {code: blocks for code, blocks in found if code is not None and code in self._living}
+
     def blocks(self) -> dict[bytes, int]:
         """Code -> blocks held, of the living."""
         return {code: sum(shard.states.get(code, _NOTHING).size for shard in self._shards) for code in self._living}

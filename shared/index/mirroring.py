@@ -75,6 +75,10 @@ class IndexMirror:
         """Code -> blocks of the prefix of ``chain`` (16 bytes a key) that it probably holds; only > 0."""
         return self._core.match(chain)
 
+    def dram(self, chain: bytes) -> dict[bytes, int]:
+        """Code -> blocks of that prefix before the first that is on SSD; only of those that have such a block."""
+        return self._core.dram(chain)
+
     @property
     def synced(self) -> bool:
         """All shards were read, none is known to differ, and Redis answers."""

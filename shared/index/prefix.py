@@ -257,9 +257,14 @@ class PrefixIndex:
             elif lengths[column] == base:
                 lengths[column] = base + min(prefix(v), cut)
 
+    @property
+    def has_slow(self) -> bool:
+        """Anything is held that is not in DRAM."""
+        return bool(self.loose_slow) or any(self.slow)
+
     def fast(self, chain: bytes, lengths: Lengths) -> Lengths:
         """Of what :meth:`match` found, the leading blocks that are in DRAM."""
-        if not self.loose_slow and not any(self.slow):
+        if not self.has_slow:
             return lengths
         out = lengths.copy()
         for run, base, cut in self.forest.path(chain):

@@ -50,6 +50,9 @@ class NodesIndex:
         }
         return {agent: length for agent, length in lengths.items() if length}
 
+    def dram(self, keys: bytes) -> Mapping[bytes, int]:
+        return {}
+
     def living(self, codes: set[bytes]) -> None:
         pass
 

@@ -63,6 +63,7 @@ async def test_published_followed_matched_and_looked_up(redis_server: RedisServe
         await until(lambda: mirror.match(b"".join(blocks[:100] + fork)) == {A: 100, B: 110})
         lengths = mirror.prefix.match(chain := b"".join(blocks[:100] + fork))
         assert mirror.prefix.fast(chain, lengths)[mirror.columns[B]] == 100
+        assert mirror.dram(chain) == {B: 100} and mirror.dram(b"".join(blocks)) == {}
         assert mirror.synced and a.synced and mirror.summary()["blocks"] == {A.hex(): 3000, B.hex(): 110}
         a.evicted(blocks[:0:-1])
         a.evicted([blocks[7]])

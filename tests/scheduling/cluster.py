@@ -47,6 +47,8 @@ def prefill_view(queue: Sequence[float], own: Sequence[int], **more: Any) -> Pre
         "here": np.array(own, dtype=np.int64),
         "own": np.array(own, dtype=np.int64),
         "ready": np.zeros(n),
+        "below": np.zeros(n, dtype=np.int64),
+        "disk": np.ones(n),
         "inbound": np.zeros(n),
         "open": np.ones(n, dtype=bool),
         "turn": np.zeros(n, dtype=np.int64),
@@ -59,6 +61,8 @@ def source_view(blocks: Sequence[int], **more: Any) -> SourceView:
     columns: dict[str, Any] = {
         "agents": [f"a{i}" for i in range(n)],
         "blocks": np.array(blocks, dtype=np.int64),
+        "dram": np.array(blocks, dtype=np.int64),
+        "disk": np.ones(n),
         "rate": np.full(n, 1e6),
         "backlog": np.zeros(n),
         "prefill": np.ones(n, dtype=bool),

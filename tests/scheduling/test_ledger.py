@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from services.conductor.scheduling import Ask, Booking, Decision, Ledger, Scheduler, policy
+from services.conductor.scheduling.agents import DISK_RATE
 from services.conductor.scheduling.decodes import LiveColumns
 from services.conductor.scheduling.ledger import LINGER_S
 from services.conductor.scheduling.optimistic import Optimistic
@@ -149,6 +150,48 @@ def test_sources_are_the_longest_then_the_least_loaded() -> None:
     view = ledger.view(b"", matches, 0.0).sources
     assert list(view.agents) == ["a2", "d-agent", "a1", "a0"] or list(view.agents) == ["d-agent", "a2", "a1", "a0"]
     assert list(view.blocks) == [9, 9, 9, 3] and view.backlog[2] == pytest.approx(5e6)
+
+
+def test_of_equal_sources_the_one_with_the_least_on_ssd_comes_first() -> None:
+    ledger = fleet(3, 1)
+    ledger.put_agent("a0", rate=1e6, backlog=5e6, prefill=True)
+    ledger.put_agent("a1", rate=1e6, prefill=True, disk=3e6)
+    view = ledger.view(b"", {"a0": 9, "a1": 9, "a2": 9, "gone": 9}, 0.0, dram={"a1": 4, "a2": 2, "gone": 1}).sources
+    assert list(view.agents) == ["a0", "a1", "a2"]
+    assert list(view.dram) == [9, 4, 2] and view.disk[1] == 3e6 and view.disk[2] == DISK_RATE
+
+
+def test_a_prefix_on_ssd_costs_the_time_to_read_it() -> None:
+    """Read while the prompt is queued: it costs what it takes longer than the queue."""
+    ledger = fleet(2, 1)
+    ledger.put_agent("a0", prefill=True, disk=1e4)  # a block has 1000 bytes
+    keys, ask = chain(*range(100)), Ask(400, 100, BLOCK, 1000, 8)
+    scheduler = Scheduler(policy("global_cache"))
+
+    def decide(dram: dict[str, int]) -> Decision:
+        decided = scheduler.decide(ask, ledger.view(keys, {"a0": 100}, 0.0, dram=dram), None)
+        assert isinstance(decided, Decision)
+        return decided
+
+    assert decide({}).prefill == "p0" and decide({}).ttft == pytest.approx(0.001)
+    assert decide({"a0": 99}).prefill == "p0" and decide({"a0": 99}).ttft == pytest.approx(0.1 + 0.001)
+    slow = decide({"a0": 0})  # ten seconds of reading: computing it takes less, anywhere else
+    assert (slow.prefill, slow.fetch_blocks) == ("p1", 0) and slow.ttft == pytest.approx(0.4)
+    ledger.report("p0", Load(queued=1, queue_ms=100.0), 0.0)
+    assert decide({"a0": 99}).ttft == pytest.approx(0.1 + 0.001)  # while it is queued
+
+
+def test_what_a_source_has_on_ssd_is_read_before_it_is_sent() -> None:
+    ledger = fleet(1, 1)
+    ledger.put_agent("src", rate=1e6, disk=1e6)
+    keys = chain(*range(100))
+    ask = Ask(400, 100, BLOCK, 1000, 8)
+    view = ledger.view(keys, {"src": 100}, 0.0, dram={"src": 40})
+    decided = Scheduler(policy("global_cache")).decide(ask, view, None)
+    assert isinstance(decided, Decision) and decided.fetch_blocks == 100
+    assert decided.transfer == pytest.approx(0.1 + 0.06)
+    literal = Scheduler(policy("paper")).decide(ask, view, None)  # knows of one kind of store
+    assert isinstance(literal, Decision) and literal.ttft == pytest.approx(0.4)  # and of prefill nodes' alone
 
 
 def test_planned_fetches_load_their_source_and_their_target() -> None:

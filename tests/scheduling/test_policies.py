@@ -45,13 +45,18 @@ def situation(seed: int) -> tuple[Ask, PrefillView, SourceView, float]:
         here=here,
         own=own,
         ready=np.where(own > here, rng.uniform(0, 5, n), 0.0),
+        below=here * rng.integers(0, 3, n) // 2,
+        disk=10 ** rng.uniform(3, 9, n),
         inbound=rng.uniform(0, 5, n) * rng.integers(0, 2, n),
         open=open,
         turn=rng.integers(0, 9, n),
     )
+    held = rng.integers(1, blocks + 1, s)
     sources = SourceView(
         agents=[f"s{i}" for i in range(s)],
-        blocks=rng.integers(1, blocks + 1, s),
+        blocks=held,
+        dram=held * rng.integers(0, 3, s) // 2,
+        disk=10 ** rng.uniform(3, 9, s),
         rate=10 ** rng.uniform(3, 9, s),
         backlog=rng.uniform(0, 1e6, s) * rng.integers(0, 2, s),
         prefill=rng.random(s) < 0.6,
@@ -108,7 +113,8 @@ def test_paper_is_algorithm_1(seed: int) -> None:
 def both_branches(ask: Ask, view: PrefillView, sources: SourceView, threshold: float, i: int) -> tuple[float, int]:
     """(least price, blocks to fetch) of one instance."""
     own, here = int(view.own[i]), int(view.here[i])
-    best = (max(float(view.queue[i]), float(view.ready[i])) + seconds(view, i, ask, own), 0)
+    promotion = int(view.below[i]) * BYTES / float(view.disk[i])  # from its own SSD
+    best = (max(float(view.queue[i]), float(view.ready[i]), promotion) + seconds(view, i, ask, own), 0)
     for s in range(len(sources.agents)):
         length = int(sources.blocks[s])
         ratio = length / own if own else math.inf
@@ -116,7 +122,8 @@ def both_branches(ask: Ask, view: PrefillView, sources: SourceView, threshold: f
             continue
         sent = float(sources.backlog[s]) + (length - here) * BYTES
         transfer = sent / float(sources.rate[s]) + float(view.inbound[i])
-        price = max(float(view.queue[i]), transfer) + seconds(view, i, ask, length)
+        transfer += max(length - max(int(sources.dram[s]), here), 0) * BYTES / float(sources.disk[s])
+        price = max(float(view.queue[i]), transfer, promotion) + seconds(view, i, ask, length)
         if price < best[0]:
             best = (price, length)
     return best

@@ -271,7 +271,8 @@ class MeshDispatcher:
         record = self.agents.records.get(agent)
         if record:
             prefill = any(seat.agent == agent for seat in self.mesh.ledger.prefills.seats.values())
-            self.mesh.ledger.put_agent(agent, record.rate, record.backlog_bytes, prefill)
+            disk = record.ssd.read_rate if record.ssd else 0.0
+            self.mesh.ledger.put_agent(agent, record.rate, record.backlog_bytes, prefill, disk)
 
     def apply(self, changes: list[Change]) -> None:
         """Carry what became of instances into the ledger, and to the runs that are on them."""

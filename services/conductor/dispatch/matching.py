@@ -14,6 +14,9 @@ class Matcher(Protocol):
     def match(self, keys: bytes) -> Mapping[bytes, int]:
         """Agent code -> length in blocks of the prefix of ``keys`` that it holds; agents with none may be left out."""
 
+    def dram(self, keys: bytes) -> Mapping[bytes, int]:
+        """Of agents that have some of that prefix on SSD: how many blocks of it come before the first such one."""
+
     def living(self, codes: set[bytes]) -> None:
         """Agents alive now; entries of others do not count."""
 
@@ -25,6 +28,9 @@ class NoIndex:
     """Before the mirror is attached: nobody has anything."""
 
     def match(self, keys: bytes) -> Mapping[bytes, int]:
+        return {}
+
+    def dram(self, keys: bytes) -> Mapping[bytes, int]:
         return {}
 
     def living(self, codes: set[bytes]) -> None:
@@ -53,5 +59,8 @@ class AgentTable:
 
     def lengths(self, matches: Mapping[bytes, int]) -> dict[str, int]:
         """Agent id -> blocks, living incarnations only."""
-        named = ((self._by_code.get(code), blocks) for code, blocks in matches.items())
-        return {id: blocks for id, blocks in named if id is not None and blocks > 0}
+        return {id: blocks for id, blocks in self.named(matches).items() if blocks > 0}
+
+    def named(self, values: Mapping[bytes, int]) -> dict[str, int]:
+        """By agent id, living incarnations only."""
+        return {id: value for code, value in values.items() if (id := self._by_code.get(code)) is not None}

@@ -59,10 +59,11 @@ class Placer:
             closed = [ref.id for ref in avoid if self._roster.get(ref)]
             strangers = [] if drawn else self._strangers(generation, avoid)
             matches = self._agents.lengths(self.matcher.match(keys))
-            view = self.ledger.view(keys, matches, now, [*closed, *strangers], ask.block_size)
+            dram = self._agents.named(self.matcher.dram(keys))
+            view = self.ledger.view(keys, matches, now, [*closed, *strangers], ask.block_size, dram)
             decided = self._scheduler.decide(ask, view, objectives)
             if strangers and isinstance(decided, Rejection):  # home's queue is too long for another choice
-                view = self.ledger.view(keys, matches, now, closed, ask.block_size)
+                view = self.ledger.view(keys, matches, now, closed, ask.block_size, dram)
                 decided = self._scheduler.decide(ask, view, objectives)
             placed = self._book(decided, ask, keys, now) if isinstance(decided, Decision) else decided
             metrics.DECISION_SECONDS.observe(time.thread_time() - started)

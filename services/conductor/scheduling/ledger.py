@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping
 
-from services.conductor.scheduling.agents import Agents
+from services.conductor.scheduling.agents import ALL_DRAM, Agents
 from services.conductor.scheduling.decision import Decision
 from services.conductor.scheduling.decodes import Decodes
 from services.conductor.scheduling.optimistic import Optimistic
@@ -85,8 +85,10 @@ class Ledger:
     def put_decode(self, id: str, model: DecodeModel) -> None:
         self.decodes.put(id, model)
 
-    def put_agent(self, id: str, rate: float = 0.0, backlog: float = 0.0, prefill: bool = False) -> None:
-        self.agents.put(id, rate, backlog, prefill)
+    def put_agent(
+        self, id: str, rate: float = 0.0, backlog: float = 0.0, prefill: bool = False, disk: float = 0.0
+    ) -> None:
+        self.agents.put(id, rate, backlog, prefill, disk)
 
     def remove(self, id: str) -> None:
         """An instance or an agent; unknown ids are ignored."""
@@ -126,15 +128,24 @@ class Ledger:
     # -- requests --------------------------------------------------------------------------------------
 
     def view(
-        self, keys: bytes, matches: Mapping[str, int], now: float, closed: Collection[str] = (), block_size: int = 1
+        self,
+        keys: bytes,
+        matches: Mapping[str, int],
+        now: float,
+        closed: Collection[str] = (),
+        block_size: int = 1,
+        dram: Mapping[str, int] = ALL_DRAM,
     ) -> View:
-        """For a prompt with the chain ``keys``; ``matches``: agent id -> blocks of it held there. ``closed``: ids
-        that are out of the question for this request."""
+        """For a prompt with the chain ``keys``; ``matches``: agent id -> blocks of it held there; ``dram``: how many of
+        them are before the first that is on the SSD, where one is. ``closed``: ids that are out of the question for
+        this request."""
         self._let_linger(now)
         return View(
-            prefill=self.prefills.view(now, matches, self.optimistic.match(keys), closed),
+            prefill=self.prefills.view(
+                now, matches, self.optimistic.match(keys), closed, self.agents.below(matches, dram)
+            ),
             decode=self.decodes.view(now, closed, block_size),
-            sources=self.agents.view(now, matches),
+            sources=self.agents.view(now, matches, dram),
         )
 
     def book(self, decision: Decision, ask: Ask, keys: bytes, now: float) -> Booking:

@@ -12,6 +12,7 @@ from shared.latency import OnlineCorrection, PrefillModel
 from shared.messages import Load
 
 AS_PUBLISHED = OnlineCorrection()
+NOTHING_BELOW: Mapping[str, tuple[int, float]] = {}
 
 
 @dataclass
@@ -120,10 +121,17 @@ class Prefills:
         matches: Mapping[str, int],
         promised: Mapping[str, tuple[int, float]],
         closed: Collection[str],
+        below: Mapping[str, tuple[int, float]] = NOTHING_BELOW,
     ) -> PrefillView:
-        here = np.zeros(len(self.ids), dtype=np.int64)
+        """``below``: agent -> blocks of its match that are on its SSD, and how fast that reads (bytes per second)."""
+        here, slow, disk = np.zeros(len(self.ids), dtype=np.int64), self._nothing, self._ones
         for agent in self._rows_of_agent.keys() & matches.keys():
             here[self._rows_of_agent[agent]] = matches[agent]
+        if with_ssd := self._rows_of_agent.keys() & below.keys():
+            slow, disk = slow.copy(), disk.copy()
+            for agent in with_ssd:
+                rows = self._rows_of_agent[agent]
+                slow[rows], disk[rows] = below[agent]
         own, ready = self._promised(now, here, promised)
         return PrefillView(
             ids=self.ids,
@@ -135,6 +143,8 @@ class Prefills:
             here=here,
             own=own,
             ready=ready,
+            below=slow,
+            disk=disk,
             inbound=np.maximum(self._inbound_until - now, 0.0),
             open=without(self._open, self._row, closed),
             turn=self._turn,
@@ -169,6 +179,7 @@ class Prefills:
             self._rows_of_agent.setdefault(agent, []).append(row)
         self._base, self._linear, self._square = (np.zeros(len(seats)) for _ in range(3))
         self._open = np.array([seat.open for seat in seats], dtype=np.bool_)
+        self._nothing, self._ones = np.zeros(len(seats), dtype=np.int64), np.ones(len(seats))
         self._turn, self._never = np.zeros(len(seats), dtype=np.int64), np.zeros(len(seats))
         self._until = np.zeros(len(seats))
         self._pending, self._inbound_until = np.zeros(len(seats)), np.zeros(len(seats))

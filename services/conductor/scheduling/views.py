@@ -45,9 +45,10 @@ class Ask:
 @dataclass(frozen=True)
 class PrefillView:
     """Prefill instances. ``here``: blocks of this prompt committed in the instance's pool; ``own`` (>= here): those
-    that will be there when earlier requests of its queue are done, after ``ready`` seconds. ``queue``: seconds until a
-    new prompt would start. ``inbound``: seconds of transfers already planned towards it. ``open``: may be chosen.
-    ``turn``: when it was last chosen (a counter)."""
+    that will be there when earlier requests of its queue are done, after ``ready`` seconds. ``below``: blocks of
+    ``here`` that are on its node's SSD, read at ``disk`` bytes per second. ``queue``: seconds until a new prompt would
+    start. ``inbound``: seconds of transfers already planned towards it. ``open``: may be chosen. ``turn``: when it was
+    last chosen (a counter)."""
 
     ids: Sequence[str]
     agents: Sequence[str]
@@ -58,6 +59,8 @@ class PrefillView:
     here: Ints
     own: Ints
     ready: Floats
+    below: Ints
+    disk: Floats
     inbound: Floats
     open: Bools
     turn: Ints
@@ -71,11 +74,14 @@ class PrefillView:
 
 @dataclass(frozen=True)
 class SourceView:
-    """Agents that hold a prefix of this prompt, best first. ``blocks``: how long it is there. ``rate``: bytes per
-    second of its link; ``backlog``: bytes queued on it. ``prefill``: it serves a prefill instance."""
+    """Agents that hold a prefix of this prompt, best first. ``blocks``: how long it is there, ``dram`` of
+    them before the first that is on its SSD, read at ``disk`` bytes per second. ``rate``: bytes per second of its link;
+    ``backlog``: bytes queued on it. ``prefill``: it serves a prefill instance."""
 
     agents: Sequence[str]
     blocks: Ints
+    dram: Ints
+    disk: Floats
     rate: Floats
     backlog: Floats
     prefill: Bools
@@ -83,7 +89,8 @@ class SourceView:
     @staticmethod
     def none() -> SourceView:
         empty = np.empty(0)
-        return SourceView((), empty.astype(np.int64), empty, empty, empty.astype(np.bool_))
+        none = empty.astype(np.int64)
+        return SourceView((), none, none, empty, empty, empty, empty.astype(np.bool_))
 
 
 @dataclass(frozen=True)
