@@ -212,8 +212,7 @@ class Fetcher:
                     late = Outcome(error=DeadlineExceeded.code)
                     flight.outcomes.update({w.key: late for w in missing})
                     break
-                await self._from(flight, ask, agent, missing, left)
-                missing = [w for w in missing if flight.outcomes.get(w.key, Outcome(error=ABSENT)).error]
+                missing = await self._all_from(flight, ask, agent, missing, deadline)
             span.set_attribute("mooncake.blocks", len(wanted))
             span.set_attribute("mooncake.missing", len(missing))
         for w in missing:
@@ -239,6 +238,20 @@ class Fetcher:
         flight.outcomes.update(read.outcomes)
         flight.holds.extend(read.holds)
         return [w for w in wanted if read.outcomes.get(w.key, Outcome(error=ABSENT)).error]
+
+    async def _all_from(
+        self, flight: Flight, ask: Ask, agent: str, missing: Sequence[Wanted], deadline: float
+    ) -> list[Wanted]:
+        """An agent answers with what it has brought up from its SSD in time: as long as more comes, ask for the rest.
+        Returns what is still missing."""
+        while True:
+            left = deadline - asyncio.get_running_loop().time()
+            await self._from(flight, ask, agent, missing, left)
+            rest = [w for w in missing if flight.outcomes.get(w.key, Outcome(error=ABSENT)).error]
+            more = len(rest) < len(missing) and any(w.key not in flight.outcomes for w in rest)
+            if not more or deadline <= asyncio.get_running_loop().time():
+                return rest
+            missing = rest
 
     async def _from(self, flight: Flight, ask: Ask, agent: str, missing: Sequence[Wanted], timeout: float) -> None:
         try:

@@ -32,6 +32,9 @@ MAX_WAIT = 3600.0
 PROMOTION = 2.0
 """Seconds that a lease waits for blocks of the SSD. What is not there by then is answered as absent."""
 
+LANDING_PROMOTION = 0.5
+"""Seconds that a landing waits for them. What is not there by then the writer sends."""
+
 
 class LocalService:
     """One for an agent. Holds of a connection end by release, by its Bye, or once EOF *and* the death of the process
@@ -156,17 +159,12 @@ class LocalService:
     # -- landings --------------------------------------------------------------------------------------
 
     async def _open_landing(self, c: Connection, r: wire.OpenLanding) -> wire.Opened:
-        landing, held = await self._landings.open(
-            c.slab,
-            c.id,
-            keys_of(r.keys),
-            r.blocks,
-            r.tokens,
-            r.writer,
-            r.by.checked()[0],
-            bounded(r.timeout),
-            frozenset(r.apart),
-        )
+        """What this node's SSD has is brought up first, held softly: it makes way where the landing needs the room."""
+        keys, owner = keys_of(r.keys), r.by.checked()[0]
+        async with self._fetcher.brought_up(c.slab, keys, owner, PoolClass.PREFETCH, LANDING_PROMOTION):
+            landing, held = await self._landings.open(
+                c.slab, c.id, keys, r.blocks, r.tokens, r.writer, owner, bounded(r.timeout), frozenset(r.apart)
+            )
         return wire.Opened(landing.token, pack_all(held), sorted(landing.have))
 
     def _close_landing(self, c: Connection, r: wire.CloseLanding) -> list[HeldTuple]:
