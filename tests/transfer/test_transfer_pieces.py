@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.store.transfer.batches import SLICE_CEILING, SLICE_FLOOR, cut, slice_size
 from services.store.transfer.endpoints import EndpointPool
 from services.store.transfer.ledger import REMEMBERED, Ledger
 from services.store.transfer.policy import TransportPolicy
 from services.store.transfer.segments import Segment
 from services.store.transfer.spans import merge, views
+from services.store.transfer.topology.slices import SLICE_CEILING, SLICE_FLOOR, cut, slice_size
 from shared.errors import ConfigError
 
 LENGTHS = st.integers(1, 1 << 28)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from services.store.transfer.base import Request, Result, Status
 from services.store.transfer.segments import Segment
-from services.store.transfer.wire import KIB, MIB, Kind, SegmentRef
+from services.store.transfer.topology.slices import cut as cut
+from services.store.transfer.topology.slices import slice_size as slice_size
+from services.store.transfer.wire import MIB, Kind, SegmentRef
 from shared.errors import InvalidInput, MooncakeError
 
 if TYPE_CHECKING:
     from services.store.transfer.mapping import Mapping
 
-SLICE_FLOOR = 16 * KIB
-SLICE_CEILING = 4 * MIB
 MERGED = MIB
 """Requests up to this many bytes are carried together with their neighbours."""
 
@@ -213,25 +213,3 @@ class BatchTable:
 
     def unfinished(self) -> int:
         return sum(batch.unfinished for batch in self._batches.values())
-
-
-def slice_size(length: int, queued: int, streams: int) -> int:
-    """Bytes to cut a request of ``length`` into when ``queued`` bytes wait already for ``streams`` streams.
-
-    One stream saturates memory copies, so a request is only spread when every stream gets slices worth their round
-    trip; the deeper the queue, the larger the slices.
-    """
-    share = (length + queued) // (2 * max(1, streams))
-    return max(SLICE_FLOOR, min(SLICE_CEILING, max(share, 2 * MIB if streams > 1 else SLICE_CEILING)))
-
-
-def cut(length: int, size: int, step: int) -> list[tuple[int, int]]:
-    """(offset, length) of the slices, about ``size`` bytes or less: of one request about equal and on multiples of the
-    floor, of a run (``step`` < ``length``) whole requests."""
-    if step < length:
-        per = max(1, size // step) * step
-    elif length > size:
-        per = -(-length // -(-length // size) // SLICE_FLOOR) * SLICE_FLOOR
-    else:
-        return [(0, length)]
-    return [(at, min(per, length - at)) for at in range(0, length, per)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from services.store.transfer.base import Op, Request, Status
-from services.store.transfer.batches import SLICE_CEILING, Batch, Job, Slice, cut, slice_size
+from services.store.transfer.batches import Batch, Job, Slice
 from services.store.transfer.copier import Copier, read
 from services.store.transfer.endpoint import Endpoint, Local
 from services.store.transfer.link import Link
@@ -13,6 +13,7 @@ from services.store.transfer.metrics import IN_FLIGHT
 from services.store.transfer.peers import Peers
 from services.store.transfer.routes import Route, Routes
 from services.store.transfer.segments import Segments
+from services.store.transfer.topology.slices import SLICE_CEILING, cut, slice_size
 from services.store.transfer.wire import KIB, MAX_LENGTH, Kind, SegmentRef
 from shared.errors import Fenced, InvalidInput, MooncakeError, OutOfRange, PeerGone
 from shared.messages import Ref

@@ -5,7 +5,8 @@ Not thread-safe: whoever owns it holds one lock for an agent's :class:`Nics` and
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from operator import attrgetter
 
 from services.store.transfer.topology.health import Fault, Rest, Suspects
 from services.store.transfer.topology.matrix import Matrix
@@ -59,9 +60,17 @@ class Path:
         """When it may carry something again; None: now."""
         return max((rest.until for rest in self._rests() if rest.until is not None), default=None)
 
+    def probe(self, now: float) -> None:
+        """Whatever of it has rested long enough is tried now."""
+        for rest in self._rests():
+            rest.probe(now)
+
     def _rests(self) -> tuple[Rest, Rest, Rest]:
         return self.rest, self.local.rest, self.remote.rest
 
+
+_load: Callable[[Nic], tuple[int, int]] = attrgetter("queued", "turn")
+"""The least queued comes first, among equals the one that was chosen longest ago."""
 
 Tier = tuple[tuple[Nic, ...], tuple[Nic, ...]]
 
@@ -77,7 +86,7 @@ class Nics:
         self.by_name = {name: Nic(name) for name in matrix.nics}
         self.troubled: set[Nic] = set()
         self._tiers: dict[str, Tier] = {}
-        self._turn = 0
+        self.turn = 0  # choices so far
 
     def __iter__(self) -> Iterator[Nic]:
         return iter(self.by_name.values())
@@ -88,10 +97,6 @@ class Nics:
             preferred, secondary = (tuple(self.by_name[n] for n in tier) for tier in self.matrix.at(location))
             self._tiers[location] = (preferred, secondary) if preferred else (secondary, ())
         return self._tiers[location]
-
-    def next_turn(self) -> int:
-        self._turn += 1
-        return self._turn
 
     def failed(self, nic: Nic, now: float) -> None:
         self.troubled.add(nic)
@@ -121,15 +126,18 @@ class Paths:
         self.here = here
         self.there = there
         self.peer = peer
-        self._paths: dict[tuple[str, str], Path] = {}
+        self._paths: dict[tuple[Nic, Nic], Path] = {}
         self._troubled: set[Path] = set()
 
     def path(self, local: str, remote: str) -> Path:
         """Raises KeyError for a NIC that is in no matrix."""
-        key = local, remote
-        if key not in self._paths:
-            self._paths[key] = Path(self.here.by_name[local], self.there.by_name[remote])
-        return self._paths[key]
+        return self._joining(self.here.by_name[local], self.there.by_name[remote])
+
+    def _joining(self, local: Nic, remote: Nic) -> Path:
+        path = self._paths.get((local, remote))
+        if path is None:
+            path = self._paths[local, remote] = Path(local, remote)
+        return path
 
     # -- choosing -------------------------------------------------------------------------------------------
 
@@ -143,37 +151,33 @@ class Paths:
         any, preferred before secondary, before one that differs at one end. What has rested long enough comes before
         its equals, and being chosen is its probe.
         """
-        if tried:
-            path = self._another(local, remote, now, tried)
-        elif self.here.troubled or self.there.troubled or self._troubled:
-            path = self._working(local, remote, now)
-        else:
+        if not (tried or self.here.troubled or self.there.troubled or self._troubled):
             path = self._usual(local, remote)
+        else:
+            path = self._another(local, remote, now, tried) if tried else self._working(local, remote, now)
+            if path is not None:
+                path.probe(now)
         if path is not None:
-            self._take(path, now)
+            self.here.turn = path.local.turn = self.here.turn + 1
+            self.there.turn = path.remote.turn = self.there.turn + 1
         return path
 
     def ready_at(self, local: str, remote: str) -> float | None:
         """When the first of the resting paths may be tried; None where there is no path at all."""
         return min((path.until() or 0.0 for _, path in self._all(local, remote)), default=None)
 
-    def _take(self, path: Path, now: float) -> None:
-        path.local.turn, path.remote.turn = self.here.next_turn(), self.there.next_turn()
-        path.rest.probe(now)
-        path.local.rest.probe(now)
-        path.remote.rest.probe(now)
-
     def _usual(self, local: str, remote: str) -> Path | None:
         here, there = self.here.tiers(local)[0], self.there.tiers(remote)[0]
         if not here or not there:
             return None
-        return self.path(min(here, key=_load).name, min(there, key=_load).name)
+        mine = here[0] if len(here) == 1 else min(here, key=_load)
+        return self._joining(mine, there[0] if len(there) == 1 else min(there, key=_load))
 
     def _working(self, local: str, remote: str, now: float) -> Path | None:
         """As usual, around what rests."""
         for here, there in self._groups(local, remote):
             for nic in sorted(here, key=lambda nic: (not nic.rest.due(now), *_load(nic))):
-                paths = [self.path(nic.name, other.name) for other in there]
+                paths = [self._joining(nic, other) for other in there]
                 free = [path for path in paths if not path.resting(now)]
                 if free:
                     return min(free, key=lambda path: (not path.due(now), *_load(path.remote)))
@@ -198,7 +202,7 @@ class Paths:
         for far, (here, there) in zip((0, 1, 1, 2), self._groups(local, remote), strict=True):
             for nic in here:
                 for other in there:
-                    yield far, self.path(nic.name, other.name)
+                    yield far, self._joining(nic, other)
 
     # -- what became of it ----------------------------------------------------------------------------------
 
@@ -237,7 +241,3 @@ class Paths:
                 self.here.failed(path.local, now)
             if path.remote.suspects.add(path.local.name, now) >= ENOUGH or path.remote.rest.probing:
                 self.there.failed(path.remote, now)
-
-
-def _load(nic: Nic) -> tuple[int, int]:
-    return nic.queued, nic.turn
