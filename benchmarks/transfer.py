@@ -1,7 +1,9 @@
-"""Transfers between two processes beside the machine's limits, interleaved: memcpy and shm, a raw socket and tcp.
+"""Transfers between two processes beside the machine's limits, interleaved: memcpy and shm, raw sockets and tcp, tls.
 
-``python -m benchmarks.transfer [--rounds N]``: each round moves every size once with every contender, at the same
-place of the same buffers. CPU seconds are those of both processes.
+``python -m benchmarks.transfer [--rounds N] [--streams N]``: each round moves every size once with every contender, at
+the same place of the same buffers, and begins with another contender. CPU seconds are those of both processes.
+The raw socket blocks whoever asks; the raw streams are as many as the engine's, on threads of their own, and are asked
+from an event loop, as everything here is.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,13 +35,17 @@ from services.store.transfer.base import Op, Peer, Request, Status
 from services.store.transfer.engine import Engine
 from services.store.transfer.policy import TransportPolicy
 from services.store.transfer.sockets import receive_all, send_all, tune
+from services.store.transfer.tls import Files, Tls
 from shared.messages import Ref
 
 MIB = 1 << 20
 POOL = 256 * MIB
+STREAMS = 2
 SECRET = b"benchmark"
 TARGET = Ref("target", 1)
 RAW = struct.Struct("<?QQ")
+SHARE = 2 * MIB
+"""Raw streams share what is at least so much for each."""
 CASES = ((128 << 10, 1), (MIB, 1), (4 * MIB, 1), (16 * MIB, 1), (16 << 10, 256))
 
 
@@ -56,13 +64,13 @@ class Pool:
 # -- the target process ----------------------------------------------------------------------------------------
 
 
-async def serve() -> None:
+async def serve(tls: str) -> None:
     pool = Pool()
-    engine = Engine(TARGET, secret=SECRET, resolve=nobody, shm=own_address())
+    engine = Engine(TARGET, secret=SECRET, resolve=nobody, shm=own_address(), tls=_tls(tls))
     engine.register_local_memory(pool.view, name="pool", fd=pool.fd)
     await engine.start()
     listener = socket.create_server(("127.0.0.1", 0))
-    threading.Thread(target=_serve_raw, args=(listener, pool), daemon=True).start()
+    threading.Thread(target=_accept_raw, args=(listener, pool), daemon=True).start()
     peer = engine.peer()
     print(json.dumps([peer.host, peer.port, peer.host_id, peer.shm, listener.getsockname()[1]]), flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
@@ -78,8 +86,13 @@ async def nobody(id: str) -> Peer:
     raise KeyError(id)
 
 
-def _serve_raw(listener: socket.socket, pool: Pool) -> None:
-    sock, _ = listener.accept()
+def _accept_raw(listener: socket.socket, pool: Pool) -> None:
+    while True:
+        sock, _ = listener.accept()
+        threading.Thread(target=_serve_raw, args=(sock, pool), daemon=True).start()
+
+
+def _serve_raw(sock: socket.socket, pool: Pool) -> None:
     tune(sock)
     head = memoryview(bytearray(RAW.size))
     with contextlib.suppress(Exception):  # the other side ends the connection
@@ -101,10 +114,12 @@ Move = Callable[[Op, int, int, int], Awaitable[None]]
 
 @dataclass
 class Contender:
-    """``move(op, offset, size, count)`` moves ``count`` blocks of ``size`` bytes that lie end to end."""
+    """``move(op, offset, size, count)`` moves ``count`` blocks of ``size`` bytes that lie end to end; ``target`` is the
+    process at the other end."""
 
     name: str
     move: Move
+    target: int
     seconds: dict[tuple[Op, int, int], list[float]] = field(default_factory=dict)
     cpu: dict[tuple[Op, int, int], float] = field(default_factory=dict)
 
@@ -119,19 +134,50 @@ def memcpy(pool: Pool) -> Move:
     return move
 
 
+class RawSocket:
+    """One request at a time, blocking."""
+
+    def __init__(self, pool: Pool, port: int) -> None:
+        self._pool = pool
+        self._sock = socket.create_connection(("127.0.0.1", port))
+        tune(self._sock)
+        self._byte = memoryview(bytearray(1))
+
+    def move(self, op: Op, offset: int, length: int) -> None:
+        view = self._pool.view[offset : offset + length]
+        send_all(self._sock, [RAW.pack(op is Op.READ, offset, length)])
+        if op is Op.READ:
+            receive_all(self._sock, [view])
+        else:
+            send_all(self._sock, [view])
+            receive_all(self._sock, [self._byte])
+
+
 def raw(pool: Pool, port: int) -> Move:
-    sock = socket.create_connection(("127.0.0.1", port))
-    tune(sock)
-    byte = memoryview(bytearray(1))
+    one = RawSocket(pool, port)
 
     async def move(op: Op, offset: int, size: int, count: int) -> None:
-        view = pool.view[offset : offset + size * count]
-        send_all(sock, [RAW.pack(op is Op.READ, offset, len(view))])
-        if op is Op.READ:
-            receive_all(sock, [view])
-        else:
-            send_all(sock, [view])
-            receive_all(sock, [byte])
+        one.move(op, offset, size * count)
+
+    return move
+
+
+def raw_streams(pool: Pool, port: int, streams: int) -> Move:
+    """Equal shares, each on a socket and a thread of its own."""
+    socks = [RawSocket(pool, port) for _ in range(streams)]
+    threads = [ThreadPoolExecutor(1) for _ in range(streams)]
+
+    async def move(op: Op, offset: int, size: int, count: int) -> None:
+        loop, length = asyncio.get_running_loop(), size * count
+        used = max(1, min(streams, length // SHARE))
+        share = -(-length // used)
+        places = [(at, min(share, length - at)) for at in range(0, length, share)]
+        await asyncio.gather(
+            *(
+                loop.run_in_executor(thread, sock.move, op, offset + at, part)
+                for thread, sock, (at, part) in zip(threads, socks, places, strict=False)
+            )
+        )
 
     return move
 
@@ -149,9 +195,9 @@ def transfer(engine: Engine) -> Move:
 
 
 @contextlib.contextmanager
-def target() -> Iterator[tuple[int, list[Any]]]:
-    """Its pid and its addresses; it ends when its input does."""
-    command = [sys.executable, "-m", "benchmarks.transfer", "--serve"]
+def target(tls: str = "") -> Iterator[tuple[int, list[Any]]]:
+    """Its pid and its addresses; it ends when its input does. ``tls``: folder of the certificate that it shows."""
+    command = [sys.executable, "-m", "benchmarks.transfer", "--serve", "--tls", tls]
     root = Path(__file__).parents[1]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root) as child:
         assert child.stdout is not None and child.stdin is not None
@@ -159,8 +205,22 @@ def target() -> Iterator[tuple[int, list[Any]]]:
         child.stdin.close()
 
 
+def make_certificate(folder: Path) -> None:
+    """One for both sides, that is its own authority."""
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=benchmark", "-days", "2"]
+    files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    subprocess.run(["openssl", "req", "-x509", *kind, *files], check=True, capture_output=True)
+
+
+def _tls(folder: str) -> Tls | None:
+    cert, key = (str(Path(folder, name)) for name in ("cert.pem", "key.pem"))
+    return Tls(Files(cert, key, cert)) if folder else None
+
+
 @contextlib.asynccontextmanager
-async def engines(pool: Pool, addresses: list[Any]) -> AsyncIterator[dict[str, Engine]]:
+async def engines(
+    pool: Pool, addresses: list[Any], names: Sequence[str] = ("shm", "tcp"), streams: int = STREAMS, tls: str = ""
+) -> AsyncIterator[dict[str, Engine]]:
     """Running engines by the one transport of each, ``pool`` registered as "pool"; the target is at ``addresses``."""
     host, port, host_id, shm, _ = addresses
 
@@ -169,10 +229,18 @@ async def engines(pool: Pool, addresses: list[Any]) -> AsyncIterator[dict[str, E
 
     async with contextlib.AsyncExitStack() as stack:
         running = {}
-        for number, name in enumerate(("shm", "tcp")):
+        for number, name in enumerate(names):
             policy = TransportPolicy.parse(f"require:{name}")
             own = Ref(name, number)
-            engine = Engine(own, secret=SECRET, resolve=resolve, policy=policy, shm=own_address())
+            engine = Engine(
+                own,
+                secret=SECRET,
+                resolve=resolve,
+                policy=policy,
+                shm=own_address(),
+                streams=streams,
+                tls=_tls(tls),
+            )
             engine.register_local_memory(pool.view, name="pool", fd=pool.fd)
             await engine.start()
             stack.push_async_callback(engine.close)
@@ -180,33 +248,45 @@ async def engines(pool: Pool, addresses: list[Any]) -> AsyncIterator[dict[str, E
         yield running
 
 
-async def measure(rounds: int, child: int, addresses: list[Any]) -> list[report.Row]:
+async def measure(rounds: int, streams: int) -> list[report.Row]:
     pool = Pool()
-    contenders = [Contender("memcpy", memcpy(pool)), Contender("raw socket", raw(pool, addresses[-1]))]
-    async with engines(pool, addresses) as running:
-        contenders += [Contender(name, transfer(engine)) for name, engine in running.items()]
-        await _run(contenders, rounds, child)
+    async with contextlib.AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-tls-"))
+        make_certificate(Path(folder))
+        plain, addresses = stack.enter_context(target())
+        sealed, tls_addresses = stack.enter_context(target(folder))
+        ours = await stack.enter_async_context(engines(pool, addresses, streams=streams))
+        tls = await stack.enter_async_context(engines(pool, tls_addresses, ["tcp"], streams, folder))
+        contenders = [
+            Contender("memcpy", memcpy(pool), plain),
+            Contender("raw socket", raw(pool, addresses[-1]), plain),
+            Contender(f"{streams} raw streams", raw_streams(pool, addresses[-1], streams), plain),
+            *(Contender(name, transfer(engine), plain) for name, engine in ours.items()),
+            Contender("tcp, TLS", transfer(tls["tcp"]), sealed),
+        ]
+        await _run(contenders, rounds)
     return _rows(contenders)
 
 
-async def _run(contenders: list[Contender], rounds: int, child: int) -> None:
+async def _run(contenders: list[Contender], rounds: int) -> None:
     for contender in contenders:  # maps every page once
         for op in Op:
             await contender.move(op, 0, 4 * MIB, POOL // (4 * MIB))
     for turn in range(rounds):
+        first = turn % len(contenders)
         for size, count in CASES:
             offset = turn * 37 * MIB % (POOL - size * count) // 4096 * 4096
             for op in Op:
-                for contender in contenders:
-                    await _sample(contender, (op, size, count), offset, child)
+                for contender in contenders[first:] + contenders[:first]:
+                    await _sample(contender, (op, size, count), offset)
 
 
-async def _sample(contender: Contender, case: tuple[Op, int, int], offset: int, child: int) -> None:
+async def _sample(contender: Contender, case: tuple[Op, int, int], offset: int) -> None:
     op, size, count = case
-    cpu, start = time.process_time() + _cpu(child), time.perf_counter()
+    cpu, start = _cpu(contender.target) + time.process_time(), time.perf_counter()
     await contender.move(op, offset, size, count)
     contender.seconds.setdefault(case, []).append(time.perf_counter() - start)
-    contender.cpu[case] = contender.cpu.get(case, 0.0) + time.process_time() + _cpu(child) - cpu
+    contender.cpu[case] = contender.cpu.get(case, 0.0) + time.process_time() + _cpu(contender.target) - cpu
 
 
 def _cpu(pid: int) -> float:
@@ -231,14 +311,15 @@ def _rows(contenders: list[Contender]) -> list[report.Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.transfer", description=__doc__)
     parser.add_argument("--rounds", type=int, default=20, help="samples of each row (default 20)")
+    parser.add_argument("--streams", type=int, default=STREAMS, help=f"connections to the target (default {STREAMS})")
+    parser.add_argument("--name", default="transfer", help="of the file in benchmarks/results (default transfer)")
+    parser.add_argument("--tls", default="", help=argparse.SUPPRESS)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        asyncio.run(serve())
+        asyncio.run(serve(options.tls))
     else:
-        with target() as (pid, addresses):
-            rows = asyncio.run(measure(options.rounds, pid, addresses))
-        report.write("transfer", rows)
+        report.write(options.name, asyncio.run(measure(options.rounds, options.streams)))
 
 
 if __name__ == "__main__":

@@ -23,9 +23,23 @@ class FakeStream:
     def __init__(self, number: int) -> None:
         self.id = number
         self.ending = False
+        self.over = False
+        self.woken = 0
+        self.started: list[list[Slice]] = []
 
     def destroy(self) -> None:
         self.ending = True
+        self.over = True
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def start(self, pieces: list[Slice]) -> bool:
+        if self.over:
+            self.ending = True
+            return False
+        self.started.append(pieces)
+        return True
 
 
 class LinkMachine(RuleBasedStateMachine):
@@ -67,9 +81,28 @@ class LinkMachine(RuleBasedStateMachine):
         self.live.append(stream)
         return stream
 
+    @rule(stream=streams)
+    def end_unseen(self, stream: FakeStream) -> None:
+        """Its connection is over, and it has not noticed."""
+        stream.over = True
+
+    @rule(stream=streams)
+    def rest(self, stream: FakeStream) -> None:
+        if stream in self.live and not self.link.carried[stream] and stream not in self.link.resting:
+            with self.link.work:
+                taken = self.link.take(stream, True, True)
+                if taken:
+                    self.link.landed(stream, taken, {})
+            assert (stream in self.link.resting) == (taken == [])
+
+    @rule(target=frames, stream=streams)
+    def started(self, stream: FakeStream) -> tuple[FakeStream, list[Slice]]:
+        """What was sent in its place while it rested is in flight on it."""
+        return stream, stream.started.pop() if stream.started else []
+
     @rule(target=frames, stream=streams, writes=st.booleans())
     def take(self, stream: FakeStream, writes: bool) -> tuple[FakeStream, list[Slice]]:
-        if stream not in self.live:
+        if stream not in self.live or stream in self.link.resting:
             return stream, []
         with self.link.work:
             taken = self.link.take(stream, False, writes)
@@ -145,6 +178,13 @@ class LinkMachine(RuleBasedStateMachine):
             assert job.open == sum(piece.job is job for piece in places)
             assert (job in self.ended) == (job.open == 0) == (job.status in (Status.COMPLETED, Status.FAILED))
         assert self.link.queued_bytes == len(self.link.queue)
+
+    @invariant()
+    def work_waits_for_no_stream_that_rests(self) -> None:
+        """But for what more than one frame holds, which those that were woken will come for."""
+        woken = any(stream.woken or stream.ending for stream in self.live)
+        assert not (self.link.queue and self.link.resting) or woken
+        assert all(not self.link.carried[stream] for stream in self.link.resting)
 
     @invariant()
     def the_ledger_counts_what_may_still_land(self) -> None:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Protocol
 
+import msgspec
+
 from shared.errors import MooncakeError, NotPermitted
 from shared.messages import Ref
 
@@ -47,8 +49,7 @@ class Peer:
     shm: str = ""
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """One READ (peer -> local) or WRITE (local -> peer) of ``length`` > 0 bytes.
 
     ``local`` names a registered local segment, offsets count from its start. ``grant`` says by which right.

@@ -14,11 +14,11 @@ from services.store.transfer.peers import Peers
 from services.store.transfer.routes import Route, Routes
 from services.store.transfer.segments import Segments
 from services.store.transfer.topology.slices import SLICE_CEILING, cut, slice_size
-from services.store.transfer.wire import KIB, MAX_LENGTH, Kind, SegmentRef
+from services.store.transfer.wire import MAX_LENGTH, MIB, Kind, SegmentRef
 from shared.errors import Fenced, InvalidInput, MooncakeError, OutOfRange, PeerGone
 from shared.messages import Ref
 
-AT_ONCE = 256 * KIB
+AT_ONCE = MIB
 """Mapped READs of so many bytes are copied where they are submitted: that takes less than to tell a thread."""
 
 KINDS = {

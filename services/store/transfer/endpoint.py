@@ -210,7 +210,6 @@ class Endpoint:
         with self._local.lock:
             for stream in self._streams:
                 stream.destroy()
-            self.link.work.notify_all()
         if self._control is not None:
             self._control.abort()
             self._control = None

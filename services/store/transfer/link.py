@@ -33,11 +33,20 @@ class Carrier(Protocol):
     id: int
     ending: bool
 
+    def wake(self) -> None:
+        """It was resting: there is work to take."""
+
+    def start(self, pieces: list[Slice]) -> bool:
+        """It was resting: send their frame here and now, as far as that does not block. False: its connection had ended
+        before, nothing was sent."""
+
     def destroy(self) -> None:
         """End it soon, from any thread; it reports by ``Link.lost`` when it has let go of all memory."""
 
 
 WRITES = (Kind.WRITE, Kind.PULL)
+SMALL = 32
+"""So few slices without payload are sent by whoever submits them: a stream's thread then wakes once, to the answer."""
 Refusals = dict[int, dict[int, MooncakeError]]
 """Index of a slice in its frame -> piece in the slice -> why."""
 
@@ -70,6 +79,7 @@ class Link:
         self.queue: deque[Slice] = deque()
         self.queued_bytes = 0
         self.carried: dict[Carrier, dict[Slice, None]] = {}
+        self.resting: dict[Carrier, None] = {}
         self.unreaped: dict[int, Lost] = {}
         self.pullable = True
 
@@ -83,8 +93,21 @@ class Link:
         for piece in slices:
             self.queue.append(piece)
             self.queued_bytes += piece.length
-        if slices:
-            self.work.notify(1 + self.queued_bytes // FRAME_BYTES)
+        if self.resting:
+            self._rouse()
+
+    def _rouse(self) -> None:
+        """Get streams going that rest: one, and one more for each frame that waits."""
+        wanted = 1 + self.queued_bytes // FRAME_BYTES
+        while wanted and self.queue and self.resting:
+            carrier = next(iter(self.resting))
+            del self.resting[carrier]
+            if self.queue[0].kind is Kind.WRITE or len(self.queue) > SMALL or carrier.ending:
+                carrier.wake()
+            elif not carrier.start(pieces := self._frame(self.carried[carrier])):
+                self.give_back(carrier, pieces)
+                continue
+            wanted -= 1
 
     def refuse(self, grants: Iterable[int]) -> None:
         """Rule: writer_refuses. Drops what is not in flight; what is may not be sent again."""
@@ -143,16 +166,17 @@ class Link:
 
     # -- streams --------------------------------------------------------------------------------------------
 
-    def take(self, carrier: Carrier, wait: bool, writes: bool) -> list[Slice] | None:
+    def take(self, carrier: Carrier, idle: bool, writes: bool) -> list[Slice] | None:
         """Slices for one frame: all WRITE, or all of one other kind. Empty: nothing now; None: the stream shall end.
 
-        ``wait``: nothing is in flight on the stream, sleep until there is work. ``writes`` False: answers with payload
-        are on their way to us, so a payload from us could block both sides for ever.
+        ``idle``: nothing is in flight on the stream; without work it rests from now on, until it is woken or started.
+        ``writes`` False: answers with payload are on their way to us, so a payload from us could block both sides for
+        ever.
         """
-        while wait and not self.queue and not carrier.ending:
-            self.work.wait()
         if carrier.ending:
             return None
+        if idle and not self.queue:
+            self.resting[carrier] = None
         if not self.queue or (self.queue[0].kind is Kind.WRITE and not writes):
             return []
         return self._frame(self.carried[carrier])
@@ -211,12 +235,14 @@ class Link:
 
     def lost(self, carrier: Carrier, error: MooncakeError) -> None:
         """The stream ended and its thread has let go of all memory."""
+        self.resting.pop(carrier, None)
         pieces = self.carried.pop(carrier, {})
         writes = [piece for piece in pieces if piece.kind in WRITES]
         if writes:
             lost = self.unreaped[carrier.id] = Lost([piece.job.request.grant for piece in writes], writes)
             lost.settle(lambda piece: piece.job.error is not None or self.refuses(piece.job), _fenced())
         self._again([piece for piece in pieces if piece.kind not in WRITES], error)
+        self._rouse()  # for what this one was woken for
 
     def reaped(self, stream: int) -> None:
         """The target says that nothing of that stream can land any more: its slices may go again."""

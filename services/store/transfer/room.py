@@ -19,9 +19,18 @@ def sizes(requests: Sequence[Request]) -> Sizes:
     """Bytes of the requests to each peer, those of impossible length apart; in one order for everybody, so that nobody
     waits in a circle."""
     found: Sizes = {}
+    peer, total = None, 0
     for request in requests:
+        if request.peer is not peer:  # most are to one peer: hash it once
+            if peer is not None:
+                found[peer] = found.get(peer, 0) + total
+            peer, total = request.peer, 0
         if 0 < request.length <= MAX_LENGTH:
-            found[request.peer] = found.get(request.peer, 0) + request.length
+            total += request.length
+    if peer is not None:
+        found[peer] = found.get(peer, 0) + total
+    if len(found) == 1:
+        return found
     return dict(sorted(found.items(), key=lambda item: (item[0].id, item[0].incarnation)))
 
 

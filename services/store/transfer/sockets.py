@@ -108,6 +108,16 @@ def _send(sock: socket.socket, buffers: list[memoryview | bytes]) -> None:
             buffers[at] = memoryview(buffers[at])[sent:]
 
 
+def send_now(sock: socket.socket, data: bytes) -> int:
+    """How much of a little data could be sent without waiting; an error is left for whoever receives to find."""
+    try:
+        if isinstance(sock, ssl.SSLSocket):
+            return sock.send(data)  # an idle connection has room for it
+        return sock.send(data, socket.MSG_DONTWAIT)
+    except OSError:
+        return 0
+
+
 def _send_sealed(sock: ssl.SSLSocket, buffers: Buffers) -> None:
     """A buffer a call, the first together with what of the second fills a record: heads travel with their payload."""
     if len(buffers) > 1 and len(buffers[0]) < RECORD:

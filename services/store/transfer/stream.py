@@ -1,11 +1,16 @@
 """One data stream of an initiator: a thread that takes slices from its link, sends frames and receives the answers.
 
+Without work it rests: until the link wakes it, or sends a small frame in its place, so that it only wakes for the
+answer. What both touch is guarded by the link's lock, and ``Link.resting`` says whose turn it is.
+
 Up to ``WINDOW`` frames are in flight, so that the target never waits for us between two. A payload of ours is never
 sent while answers with payload are on their way: each side would wait for the other to read.
 """
 
 from __future__ import annotations
 
+import os
+import select
 import socket
 import threading
 from collections import deque
@@ -14,7 +19,15 @@ from dataclasses import dataclass
 
 from services.store.transfer.batches import Job, Slice
 from services.store.transfer.link import Link, Refusals
-from services.store.transfer.sockets import is_over, receive_all, receive_body, receive_header, send_all, sever
+from services.store.transfer.sockets import (
+    is_over,
+    receive_all,
+    receive_body,
+    receive_header,
+    send_all,
+    send_now,
+    sever,
+)
 from services.store.transfer.spans import Span, views
 from services.store.transfer.wire import Kind, Range, SegmentRef, pack, pack_ranges, parse_errors
 from shared.errors import InternalError, MooncakeError, PeerGone, ProtocolError
@@ -44,6 +57,11 @@ class Stream:
         self.ending = False
         self._tag = 0
         self._flying: deque[Frame] = deque()
+        self._unsent = memoryview(b"")
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._events = select.poll()
+        self._events.register(sock, select.POLLIN | select.POLLRDHUP)
+        self._events.register(self._bell, select.POLLIN)
         self.thread = threading.Thread(target=self._run, name=f"transfer-{number & 0xFFFF:x}", daemon=True)
 
     def begin(self) -> None:
@@ -51,8 +69,7 @@ class Stream:
         try:
             self.thread.start()
         except RuntimeError as e:
-            self._sock.close()
-            self._on_end(self, InternalError(f"no thread for a stream: {e}"))
+            self._end(InternalError(f"no thread for a stream: {e}"))
 
     def destroy(self) -> None:
         self.ending = True
@@ -71,18 +88,57 @@ class Stream:
             log("transfer").exception("a stream failed")
             error = InternalError(f"the stream failed: {e!r}")
         finally:
-            self._sock.close()
-            self._flying.clear()
-            self._on_end(self, error)
+            self._end(error)
+
+    def _end(self, error: MooncakeError) -> None:
+        with self._link.work:
+            self._link.resting.pop(self, None)  # nobody wakes or starts it from here on
+        self._sock.close()
+        os.close(self._bell)
+        self._flying.clear()
+        self._on_end(self, error)
 
     def _step(self) -> bool:
+        if self._unsent:
+            self._finish_sending()
         if len(self._flying) < WINDOW:
             slices = self._take()
             if slices is None:
                 return bool(self._flying) and self._receive()
             if slices:
                 return self._send(slices)
-        return self._receive()
+        return self._receive() if self._flying else self._rest()
+
+    # -- resting -----------------------------------------------------------------------------------------------
+
+    def _rest(self) -> bool:
+        """Until woken, started, or over."""
+        rang = any(fd == self._bell for fd, _ in self._events.poll())
+        if rang:
+            os.eventfd_read(self._bell)
+        with self._link.work:
+            resting = self in self._link.resting
+            self._link.resting.pop(self, None)
+        return rang or not resting  # else the other side ended the connection
+
+    def wake(self) -> None:
+        os.eventfd_write(self._bell, 1)
+
+    def start(self, pieces: list[Slice]) -> bool:
+        if is_over(self._sock):
+            self.destroy()
+            return False
+        head = self._enter(pieces)
+        self._unsent = memoryview(head)[send_now(self._sock, head) :]
+        if self._unsent:
+            self.wake()
+        return True
+
+    def _finish_sending(self) -> None:
+        rest, self._unsent = self._unsent, memoryview(b"")
+        send_all(self._sock, [rest])
+
+    # -- sending and receiving ---------------------------------------------------------------------------------
 
     def _take(self) -> list[Slice] | None:
         writes = all(frame.kind is not Kind.READ for frame in self._flying)
@@ -94,12 +150,15 @@ class Stream:
             with self._link.work:
                 self._link.give_back(self, slices)
             return False
-        self._tag = (self._tag + 1) & 0xFFFFFFFF
-        frame = Frame(self._tag, slices[0].kind, slices)
-        self._flying.append(frame)
-        head = pack(frame.kind, frame.tag, _ranges(slices))
-        send_all(self._sock, [head, *views(_local(slices))] if frame.kind is Kind.WRITE else [head])
+        head = self._enter(slices)
+        send_all(self._sock, [head, *views(_local(slices))] if slices[0].kind is Kind.WRITE else [head])
         return True
+
+    def _enter(self, slices: list[Slice]) -> bytes:
+        """A frame is in flight from here on; its head."""
+        self._tag = (self._tag + 1) & 0xFFFFFFFF
+        self._flying.append(Frame(self._tag, slices[0].kind, slices))
+        return pack(slices[0].kind, self._tag, _ranges(slices))
 
     def _receive(self) -> bool:
         header = receive_header(self._sock)
