@@ -177,7 +177,7 @@ def measure(suites: Sequence[str], rounds: int, seconds: float, torch: str, logs
         finally:
             processes.close()
     rows = [*budget_rows(table), *speed_rows(table), *threads]
-    return [*rows, *store_rdma.measure(logs)] if "rdma" in suites else rows
+    return [*rows, *store_rdma.measure()] if "rdma" in suites else rows
 
 
 def main() -> None:
