@@ -18,7 +18,7 @@ from benchmarks.store_budgets import sized
 GUEST = Path(os.environ.get("RDMA_VM", ROOT.parent / "shared/tools/rdma-vm"))
 PACKAGES = ("perftest", "libibumad3", "libpci3", "librdmacm1", "libibverbs1", "libnl-3-200", "libnl-route-3-200")
 SPEED, CPU = 0.9, 10.0
-ROUNDS = 5
+ROUNDS = 3
 LIMIT = 420
 
 
@@ -53,15 +53,16 @@ def in_guest() -> list[dict[str, Any]]:
 
 
 def rows_of(case: dict[str, Any]) -> list[Row]:
-    """Speeds of both, their ratio round by round, and user CPU for each work request."""
+    """Speeds of both, their ratio round by round, and CPU for each work request."""
     what = f"write {sized(case['size'])} x {case['count']}"
     ours, theirs = [one["speed"] for one in case["ours"]], case["perftest"]
     works = sum(one["works"] for one in case["ours"])
-    each = [1e6 * one["user"] / one["works"] for one in case["ours"]]
+    each = [1e6 * one["cpu"] / one["works"] for one in case["ours"]]
     shares = [a / b for a, b in zip(ours, theirs, strict=True)]
     ratios = row(f"budget, rdma >= 90 % of ib_write_bw: {what}", "rdma / ib_write_bw", shares, "x")
     ratios.budget, ratios.met = SPEED, (ratios.value or 0) >= SPEED
-    cpu = row(f"budget, user CPU of a work request <= 10 us: {what}", "rdma", each, "us", note=f"{works} work requests")
+    note = f"{works} work requests; user and system: the guest cannot tell them apart"
+    cpu = row(f"budget, user CPU of a work request <= 10 us: {what}", "rdma", each, "us", note=note)
     cpu.budget, cpu.met = CPU, (cpu.value or 0) <= CPU
     speeds = [row(f"rdma: {what}", name, s, "MiB/s") for name, s in (("rdma", ours), ("ib_write_bw", theirs))]
     return [ratios, cpu, *speeds]

@@ -129,11 +129,7 @@ class LocalService:
             raise InvalidInput("as many holds as keys and lengths, and a parent of 16 bytes or none", field="keys")
         if not all(0 < length <= size for length in lengths):
             raise InvalidInput(f"a block has 1 to {size} bytes", field="lengths")
-        if r.chained:
-            held = c.slab.commit(c.id, r.holds, r.parent, keys, lengths)
-        else:
-            pieces = zip(r.holds, keys, lengths, strict=True)
-            held = [c.slab.commit(c.id, [h], r.parent, [key], [length])[0] for h, key, length in pieces]
+        held = c.slab.commit(c.id, r.holds, r.parent, keys, lengths, chained=r.chained)
         metrics.COMMITTED.inc(sum(h.kind is Kind.PRESENT for h in held))
         if r.release:
             c.slab.release(c.id, r.holds)

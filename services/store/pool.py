@@ -220,16 +220,18 @@ class Pool:
         keys: Sequence[bytes],
         lengths: Sequence[int],
         fetched_by: str = "",
+        chained: bool = True,
     ) -> list[Held]:
         """Phase two: visible at once. All holds are checked before the first is committed. A slot whose key is present
-        by now stays private (NEW). Raises StaleToken, InvalidInput."""
+        by now stays private (NEW). Not ``chained``: each key comes after ``parent`` itself. Raises StaleToken,
+        InvalidInput."""
         found = [self._committable(connection, hold, key) for hold, key in zip(holds, keys, strict=True)]
         if len({hold.slot for hold in found}) != len(found):
             raise InvalidInput("a slot is committed twice", field="holds")
         out: list[Held] = []
         for hold, key, length in zip(found, keys, lengths, strict=True):
             out.append(self._commit(hold, b"" if parent == key else parent, key, length, fetched_by))
-            parent = key
+            parent = key if chained else parent
         if not fetched_by:
             self.slots.touch((hold.slot for hold in reversed(found)), "")
         return out

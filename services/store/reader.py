@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -237,11 +237,30 @@ class RemoteReader:
         policy = self._settings.verify_over(transport)
         return policy == "always" or (policy == "sample" and random.random() < self._settings.verify_sample)
 
-    def _commit(self, slab: Slab, arrived: Iterable[Copy], owner: Owner, read: Read) -> None:
-        for copy in arrived:
-            w = copy.wanted
-            sizes = [copy.source.size]
-            slab.commit(AGENT, [copy.target.hold], w.parent, [w.key], sizes, fetched_by=owner.id or "fetch")
-            slab.pool.slots[copy.target.slot].checksum = copy.source.checksum
-            read.holds.append(copy.target.hold)
-            FETCHED.inc()
+    @staticmethod
+    def _commit(slab: Slab, arrived: Sequence[Copy], owner: Owner, read: Read) -> None:
+        for run, chained in runs(arrived):
+            slab.commit(
+                AGENT,
+                [copy.target.hold for copy in run],
+                run[0].wanted.parent,
+                [copy.wanted.key for copy in run],
+                [copy.source.size for copy in run],
+                fetched_by=owner.id or "fetch",
+                chained=chained,
+                checksums=[copy.source.checksum for copy in run],
+            )
+            read.holds += [copy.target.hold for copy in run]
+            FETCHED.inc(len(run))
+
+
+def runs(copies: Sequence[Copy]) -> Iterator[tuple[Sequence[Copy], bool]]:
+    """Blocks that are committed together: those that follow each other (True), or that all have the same parent."""
+    if len({copy.wanted.parent for copy in copies}) == 1 < len(copies):
+        yield copies, False
+        return
+    begin = 0
+    for at in range(1, len(copies) + 1):
+        if at == len(copies) or copies[at].wanted.parent != copies[at - 1].wanted.key:
+            yield copies[begin:at], True
+            begin = at

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
 from typing import TypeVar
 
 from services.store.checksums import Checksums
@@ -208,28 +209,43 @@ class Slab:
         keys: Sequence[bytes],
         lengths: Sequence[int],
         fetched_by: str = "",
+        chained: bool = True,
+        checksums: Sequence[int | None] = (),
     ) -> list[Held]:
-        """As :meth:`Pool.commit`, and the index is told."""
+        """As :meth:`Pool.commit`, and the index is told. ``checksums``: of each block where they are known already, as
+        they are of what was fetched; else they are computed now, on a thread."""
         before = self.pool.contains(keys)
-        out = self.pool.commit(connection, holds, parent, keys, lengths, fetched_by)
+        out = self.pool.commit(connection, holds, parent, keys, lengths, fetched_by, chained)
         self.drain()
         new = [held.kind is Kind.PRESENT and not there for held, there in zip(out, before, strict=True)]
-        self._publish(parent, keys, new)
-        for held in (held for held, is_new in zip(out, new, strict=True) if is_new and self._checksums_on):
-            self.checksums.start(held.slot)
+        self._publish(parent, keys, new, chained)
+        self._summed([held.slot if is_new else None for held, is_new in zip(out, new, strict=True)], checksums)
         self.changed()
         return out
 
-    def _publish(self, parent: bytes, keys: Sequence[bytes], new: Sequence[bool]) -> None:
+    def _summed(self, slots: Sequence[int | None], checksums: Sequence[int | None]) -> None:
+        """Checksums of the slots that are new."""
+        unknown: list[int] = []
+        for slot, known in zip_longest(slots, checksums):
+            if slot is not None:
+                self.pool.slots[slot].checksum = known
+                if known is None:
+                    unknown.append(slot)
+        if self._checksums_on:
+            self.checksums.start(unknown)
+
+    def _publish(self, parent: bytes, keys: Sequence[bytes], new: Sequence[bool], chained: bool) -> None:
         """Tell the index of each run of new keys."""
         run: list[bytes] = []
         for key, is_new in zip((*keys, b""), (*new, False), strict=True):
-            if is_new:
+            if is_new and chained:
                 run.append(key)
                 continue
-            if run:
+            if is_new:
+                self._directory.committed(parent, [key])
+            elif run:
                 self._directory.committed(parent, run)
-            run, parent = [], key
+            run, parent = [], key if chained else parent
 
     def release(self, connection: int, holds: Sequence[int]) -> None:
         self.pool.release(connection, holds)

@@ -60,8 +60,14 @@ async def put_slowly(agent: Agent, client: StoreClient, numbers: Sequence[int]) 
     """Four at a time, so that the disk keeps up."""
     for at in range(0, len(numbers), 4):
         assert all(put.stored for put in await client.put(items(numbers[at : at + 4])))
-        agent.ssd.look()
-        await until(agent, lambda: not agent.ssd.writes)
+        await caught_up(agent)
+
+
+async def caught_up(agent: Agent) -> None:
+    """What can go to the SSD now is there: a block goes once it has its checksum."""
+    await until(agent, lambda: not any(len(slab.checksums) for slab in agent.slabs.values()))
+    agent.ssd.look()
+    await until(agent, lambda: not agent.ssd.writes)
 
 
 def tiers(agent: Agent) -> dict[bytes, int]:

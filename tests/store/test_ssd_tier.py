@@ -21,6 +21,7 @@ from tests.store.ssd_tools import (
     SLOT,
     STRIDE,
     Start,
+    caught_up,
     client_of,
     content_of,
     count,
@@ -74,7 +75,7 @@ async def test_objects_of_all_sizes_come_back(start_ssd: Start, stack: AsyncExit
         client = await client_of(agent, first)
         for i in range(len(sizes)):
             await client.put([(key_of(i), data[i])])
-            agent.ssd.look()
+            await caught_up(agent)
         await written(agent, 40)
         there = [i for i in range(len(sizes)) if agent.ssd.book.find(NAMESPACE.root(), key_of(i))]
     client = await client_of(await start_ssd(slots=64), stack)

@@ -254,9 +254,14 @@ class Space:
         if block.gone:
             return Outcome(error="absent")  # removed meanwhile
         self._slab.commit(
-            AGENT, [held.hold], block.parent, [block.key], [block.length], fetched_by=owner.id or SSD_TRANSPORT
+            AGENT,
+            [held.hold],
+            block.parent,
+            [block.key],
+            [block.length],
+            fetched_by=owner.id or SSD_TRANSPORT,
+            checksums=[block.checksum],
         )
-        self._slab.pool.slots[held.slot].checksum = block.checksum
         self._tier.tally.hit()
         return Outcome(SSD_TRANSPORT, block.length)
 
