@@ -1,7 +1,7 @@
 """In the RDMA guest: WRITEs of this project's engine beside ``ib_write_bw``, round by round, over the same two devices.
 
-Prints one JSON line: for each case the MiB/s of both in each round, and CPU seconds and work requests of ours. The guest
-counts no time as user's, so CPU seconds are of user and system, and system calls are dear there: an upper bound.
+Prints one JSON line: for each case the MiB/s of both in each round, and CPU seconds and work requests of ours. The
+guest counts no time as user's, so CPU seconds are of user and system, and system calls are dear there.
 """
 
 from __future__ import annotations
