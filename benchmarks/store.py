@@ -50,6 +50,7 @@ class Contender:
 TRANSFER_CONTENDERS = (
     Contender("memcpy", "ours", "memcpy"),
     Contender("raw socket", "ours", "raw socket"),
+    Contender("2 raw streams", "ours", "2 raw streams"),
     Contender("shm", "ours", "shm"),
     Contender("tcp", "ours", "tcp"),
     Contender("upstream tcp", "upstream", ""),

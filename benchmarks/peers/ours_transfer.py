@@ -67,6 +67,7 @@ async def serve() -> None:
             movers: dict[str, Mover] = {
                 "memcpy": Limit(transfer.memcpy(pool), pid),
                 "raw socket": Limit(transfer.raw(pool, addresses[-1]), pid),
+                "2 raw streams": Limit(transfer.raw_streams(pool, addresses[-1], 2), pid),
                 **{name: Ours(engine, pid) for name, engine in running.items()},
             }
 
