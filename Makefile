@@ -11,7 +11,7 @@ unexport VIRTUAL_ENV
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test coverage chaos stress recovery check format fuzz bench bench-store docs clean
+.PHONY: help install run test coverage chaos test-rdma stress recovery check format fuzz bench bench-store docs clean
 
 help:
 	@echo "make install   create .venv (nothing outside it) with everything to run and test"
@@ -27,6 +27,7 @@ help:
 	@echo "make chaos     the tests that kill, stop and cut off the processes of real meshes"
 	@echo "make stress    writers, readers and killers over several store agents, every byte checked; ARGS='--seconds 600'"
 	@echo "make recovery  seconds until index and inventory agree after Redis or an agent was lost, under load"
+	@echo "make test-rdma the tests of the RDMA transport, in a guest with four Soft-RoCE devices (RDMA_VM=PATH runs it)"
 	@echo "make fuzz      schemathesis against a live mesh, by its own OpenAPI description; ARGS='--seconds 60'"
 	@echo "make check     lint, format, types, import contracts (needs no network once installed)"
 	@echo "make format    let ruff rewrite what it can"
@@ -73,6 +74,14 @@ stress: $(STAMP)
 
 recovery: $(STAMP)
 	@$(BIN)/python -m benchmarks.recovery $(ARGS)
+
+# The guest sees this folder and the virtual environment as they are; its first start builds a kernel (minutes).
+RDMA_VM ?= ../shared/tools/rdma-vm
+RDMA_TIMEOUT ?= 420
+test-rdma: $(STAMP)
+	@test -x $(RDMA_VM) || { echo "there is no $(RDMA_VM): RDMA_VM=PATH names what starts a guest with RDMA devices"; exit 2; }
+	$(RDMA_VM) --nics 4 --memory 3072 --timeout $(RDMA_TIMEOUT) --dir $(CURDIR) -- \
+		$(BIN)/python -m pytest -p no:cacheprovider -m rig tests/rdma $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -140,16 +140,27 @@ def shared_memory() -> Check:
 def rdma() -> Iterator[Check]:
     """pyverbs found, found for another Python, or no device: three different things to do about it."""
     devices = sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
-    found = importlib.util.find_spec("pyverbs")
-    others = [] if found else pyverbs_elsewhere(SYSTEM_PACKAGES)
+    found = pyverbs()
+    others = pyverbs_elsewhere(SYSTEM_PACKAGES)
     if found:
-        yield Check("pyverbs", "ok", str(found.origin))
+        yield Check("pyverbs", "ok", found)
     elif others:
         mine = f"{sys.version_info.major}.{sys.version_info.minor}"
         yield Check("pyverbs", "warn", f"found for {', '.join(others)}, but this is Python {mine}: RDMA is off")
     else:
-        yield Check("pyverbs", "info", "not installed: RDMA is off")
+        yield Check("pyverbs", "info", "not installed: RDMA is off (apt install python3-pyverbs ibverbs-providers)")
     yield Check("RDMA devices", "ok" if devices else "info", ", ".join(devices) or "none")
+
+
+def pyverbs() -> str:
+    """Where the pyverbs is that this interpreter would load; "" for none. Only it is taken from the distribution."""
+    finder = importlib.machinery.PathFinder
+    spec = importlib.util.find_spec("pyverbs") or finder.find_spec("pyverbs", [str(path) for path in SYSTEM_PACKAGES])
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    fits = any(
+        (folder / f"device{suffix}").exists() for folder in folders for suffix in importlib.machinery.EXTENSION_SUFFIXES
+    )
+    return str(folders[0]) if fits else ""
 
 
 def pyverbs_elsewhere(folders: tuple[Path, ...]) -> list[str]:

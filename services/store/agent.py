@@ -78,6 +78,8 @@ class Agent:
                 frame=settings.data_frame_timeout,
             ),
             tls=Tls.configured(settings.data_tls_cert, settings.data_tls_key, settings.data_tls_ca),
+            rdma_devices=settings.devices,
+            topology=self.topology,
         )
         self.slabs.bind(self.engine, self.topology.memory)
         calls = PeerCalls(self.engine)

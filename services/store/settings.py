@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from services.store.transfer.policy import KNOWN
 from shared.config import SECRET, CommonSettings
 
 Verify = Literal["always", "sample", "off"]
@@ -75,7 +76,8 @@ class StoreSettings(CommonSettings, frozen=True, kw_only=True):
         ),
     ] = 0
     transports: Annotated[
-        str, Meta(description="Which transports carry KV: prefer:A,B (in that order) or require:A; of shm and tcp.")
+        str,
+        Meta(description="Which transports carry KV: prefer:A,B (in order) or require:A; of shm, rdma, tcp."),
     ] = "prefer:shm,tcp"
     topology_file: Annotated[
         str,
@@ -84,12 +86,18 @@ class StoreSettings(CommonSettings, frozen=True, kw_only=True):
             'those found: {"cpu:0": [["mlx5_0"], ["mlx5_1"]]}.'
         ),
     ] = ""
+    rdma_devices: Annotated[
+        str, Meta(description="RDMA devices to use, as in mlx5_0,mlx5_1; empty: all that the topology names.")
+    ] = ""
     verify: Annotated[
         Literal["", "always", "sample", "off"],
-        Meta(description="Check of fetched blocks on every transport; empty: as verify_tcp and verify_shm say."),
+        Meta(
+            description="Check of fetched blocks on every transport; empty: as verify_tcp, verify_shm, verify_rdma say."
+        ),
     ] = ""
     verify_tcp: Annotated[Verify, Meta(description="Check of blocks fetched over TCP.")] = "always"
     verify_shm: Annotated[Verify, Meta(description="Check of blocks fetched through shared memory.")] = "sample"
+    verify_rdma: Annotated[Verify, Meta(description="Check of blocks fetched by RDMA.")] = "sample"
     verify_sample: Annotated[float, Meta(description="Share of the blocks that `sample` checks.", ge=0, le=1)] = 0.05
     lease_ttl: Annotated[
         float, Meta(description="Seconds that a remote reader's lease lasts from when it asked.", ge=0.05, le=8)
@@ -144,9 +152,13 @@ class StoreSettings(CommonSettings, frozen=True, kw_only=True):
 
     def verify_over(self, transport: str) -> Verify:
         """How blocks that came over ``transport`` are checked."""
-        return self.verify or (self.verify_shm if transport == "shm" else self.verify_tcp)
+        return self.verify or {"shm": self.verify_shm, "rdma": self.verify_rdma}.get(transport, self.verify_tcp)
+
+    @property
+    def devices(self) -> list[str]:
+        return [name for part in self.rdma_devices.split(",") if (name := part.strip())]
 
     @property
     def checksums(self) -> bool:
         """Checksums are computed at commit unless every transport's check is off: then commits do not pay for them."""
-        return {self.verify_over("tcp"), self.verify_over("shm")} != {"off"}
+        return {self.verify_over(transport) for transport in KNOWN} != {"off"}

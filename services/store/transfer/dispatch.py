@@ -11,6 +11,7 @@ from services.store.transfer.endpoint import Endpoint, Local
 from services.store.transfer.link import Link
 from services.store.transfer.metrics import IN_FLIGHT
 from services.store.transfer.peers import Peers
+from services.store.transfer.rdma.transport import Rdma
 from services.store.transfer.routes import Route, Routes
 from services.store.transfer.segments import Segments
 from services.store.transfer.topology.slices import SLICE_CEILING, cut, slice_size
@@ -32,13 +33,14 @@ KINDS = {
 class Dispatch:
     """``endpoints`` is where its parked jobs come back from, through ``assign``."""
 
-    def __init__(self, local: Local, segments: Segments, routes: Routes, cap: int) -> None:
+    def __init__(self, local: Local, segments: Segments, routes: Routes, rdma: Rdma, cap: int) -> None:
         self._local = local
         self._lock = local.lock
         self._segments = segments
         self._routes = routes
+        self._rdma = rdma
         self.peers = Peers(local, cap, self.assign)
-        self.copier = Copier(local.lock, self._verify)
+        self.copier = Copier(local.lock, self.verify)
 
     def submit(self, batch: Batch, requests: Sequence[Request]) -> list[Job]:
         """On the loop. Wrong requests become failed jobs. Raises InvalidInput when the batch has no room."""
@@ -60,6 +62,7 @@ class Dispatch:
                 if (endpoint := self.peers.known(ref)) is not None:
                     endpoint.link.expire(over, error)
             self.copier.drop(over)
+        self._rdma.expire(over, error)
 
     # -- requests to jobs ----------------------------------------------------------------------------------
 
@@ -121,7 +124,7 @@ class Dispatch:
         assert link.peer is not None
         route, error = None, None
         try:
-            route = await self._routes.find(link.peer, job, link.pullable)
+            route = await self._routes.find(self.peers.get(link.ref), link.peer, job, link.pullable)
         except MooncakeError as e:
             error = e
         with self._lock:
@@ -135,6 +138,8 @@ class Dispatch:
 
     def _send(self, link: Link, job: Job, route: Route) -> None:
         """Under the lock: queue the slices of a job."""
+        if route.reach is not None:
+            return self._rdma.send(link.ref, job, route.reach)
         slices = self._cut(link, job, route)
         if route.mapping is not None:
             self.copier.submit(slices)
@@ -163,7 +168,7 @@ class Dispatch:
             with self._lock:
                 self.copier.settle(piece, refused)
 
-    def _verify(self, piece: Slice) -> None:
+    def verify(self, piece: Slice) -> None:
         """Under the lock, on whatever thread: the owner has the last word on a copied slice."""
         endpoint = self.peers.known(piece.job.request.peer)
         if endpoint is None:

@@ -17,15 +17,17 @@ from services.store.transfer.base import (
     Result,
     Status,
 )
-from services.store.transfer.batches import Batch, BatchTable, Job
+from services.store.transfer.batches import Batch, BatchTable, Job, Slice
 from services.store.transfer.dispatch import Dispatch
-from services.store.transfer.endpoint import Local
+from services.store.transfer.endpoint import Endpoint, Local
 from services.store.transfer.handshake import Hello
 from services.store.transfer.host import host_id as find_host_id
 from services.store.transfer.limits import Limits
 from services.store.transfer.mapping import Mappings
 from services.store.transfer.metrics import IN_FLIGHT, finished
 from services.store.transfer.policy import TransportPolicy
+from services.store.transfer.rdma.messages import is_ours
+from services.store.transfer.rdma.transport import Rdma
 from services.store.transfer.room import Rooms, sizes
 from services.store.transfer.routes import Routes
 from services.store.transfer.segments import Memory, Segment, Segments
@@ -33,11 +35,22 @@ from services.store.transfer.server import Server
 from services.store.transfer.sharing import Sharing
 from services.store.transfer.threads import off_loop
 from services.store.transfer.tls import Tls
+from services.store.transfer.topology.matrix import Matrix
 from services.store.transfer.wake import teller
 from services.store.transfer.wire import SegmentRef
-from shared.errors import DeadlineExceeded, InvalidInput, MooncakeError, NoTransport, NotRegistered, PeerGone
+from shared.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    InvalidInput,
+    MooncakeError,
+    NoTransport,
+    NotRegistered,
+    PeerGone,
+    ProtocolError,
+)
 from shared.messages import Ref
 from shared.tasks import settle
+from shared.telemetry import log
 
 
 class Engine:
@@ -47,9 +60,10 @@ class Engine:
     that others are told, ``host`` where empty. ``shm``: the Unix socket where descriptors are passed (``@name`` or a
     path; empty: an abstract one of our own); ``host_id``: as :func:`host.host_id` finds it, "" to share no memory.
     ``streams``: data connections to a peer at most; ``endpoints``: peers connected at most, idle ones beyond it are
-    disconnected. ``connect_timeout`` bounds a connection attempt and a handshake, ``submit_timeout`` what
-    ``submit_transfer`` started. Seconds. ``limits``: see there. ``tls``: every connection to
-    and from the data port is TLS.
+    disconnected. ``rdma_devices``: those to use where the policy names rdma, all where empty; ``topology``: which NICs
+    are near which memory, as discovered where None. ``connect_timeout`` bounds a connection attempt and a
+    handshake, ``submit_timeout`` what ``submit_transfer`` started. Seconds. ``limits``: see there.
+    ``tls``: every connection to and from the data port is TLS.
     """
 
     def __init__(
@@ -72,6 +86,8 @@ class Engine:
         endpoints: int = 256,
         limits: Limits | None = None,
         tls: Tls | None = None,
+        rdma_devices: Sequence[str] = (),
+        topology: Matrix | None = None,
     ) -> None:
         self.ref = ref
         self._bind = (host, port)
@@ -89,17 +105,22 @@ class Engine:
         self._local = Local(ref, secret, resolve, identity, address, connect_timeout, streams, push, tls)
         self._lock = self._local.lock
         self._mappings = Mappings(ref, secret, connect_timeout)
-        routes = Routes(policy, self._mappings, identity)
-        self._dispatch = Dispatch(self._local, self._segments, routes, endpoints)
+        self._policy = policy
+        self._rdma = Rdma(rdma_devices, topology, guard, connect_timeout, endpoints, self._ask_owner, self._endpoint)
+        routes = Routes(policy, self._mappings, identity, self._rdma)
+        self._dispatch = Dispatch(self._local, self._segments, routes, self._rdma, endpoints)
         self._sharing = Sharing(ref, secret, self._segments, type(guard) is OpenGuard, connect_timeout)
-        self._server = Server(ref, secret, self._segments, guard, self._map, on_call, connect_timeout, limits, tls)
+        self._server = Server(ref, secret, self._segments, guard, self._map, self._answer, connect_timeout, limits, tls)
+        self._on_call = on_call
         self._port = 0
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self) -> None:
-        """Listen. Raises ConfigError."""
+        """Listen. Raises ConfigError, also where RDMA is required and cannot be had."""
         self._loop = asyncio.get_running_loop()
+        if "rdma" in self._policy.order:
+            self._start_rdma()
         self._mappings.start()
         if self._local.shm:
             self._sharing.start(self._local.shm)
@@ -118,6 +139,7 @@ class Engine:
         if (thread := self._dispatch.copier.close(error)) is not None:
             await off_loop(thread.join, "transfer-join", lambda _: None)
         await self._dispatch.peers.close(error)
+        await self._rdma.close(error)
         await self._server.close()
         self._sharing.close()
         self._mappings.close()
@@ -138,6 +160,8 @@ class Engine:
         self._segments.register(segment)
         if fd >= 0:
             self._sharing.shares(segment)
+        if "rdma" in self._policy.order:
+            self._rdma.add(segment)
 
     async def unregister_local_memory(self, name: str, timeout: float) -> None:
         """Raises DeadlineExceeded while transfers are in flight on it: it takes no new ones, ask again."""
@@ -146,6 +170,7 @@ class Engine:
         self._sharing.withdraws(segment)
         if not (await asyncio.wait({idle}, timeout=timeout))[0]:
             raise DeadlineExceeded(f"segment {name} is in use by {segment.users} transfers")
+        await self._rdma.remove(segment)
         self._segments.forget(segment)
 
     # -- the paper's calls ------------------------------------------------------------------------------------
@@ -219,6 +244,7 @@ class Engine:
 
     def _finished(self, job: Job) -> None:
         job.mapping = None
+        self._rdma.finished(job)
         finished(job)
         IN_FLIGHT.dec(job.count)
         if job.local is not None:
@@ -237,6 +263,7 @@ class Engine:
     def refuse_grants(self, peer: Ref, grants: Iterable[int]) -> None:
         with self._lock:
             self._dispatch.peers.get(peer).link.refuse(grants)
+            self._rdma.refuse(peer, grants)
 
     async def drained(self, peer: Ref, grants: Iterable[int], timeout: float) -> bool:
         done = self._running().create_future()
@@ -244,17 +271,42 @@ class Engine:
         with self._lock:
             forget = endpoint.link.ledger.when_drained(grants, teller(done))
         endpoint.mend()  # what a broken stream left is reaped
+        self._rdma.drain(peer)
         await asyncio.wait({done}, timeout=timeout)
         with self._lock:
             forget()
         return done.done()
 
     async def destroy_endpoints(self, peer: Ref) -> None:
+        self._rdma.destroy(peer)
         await self._server.destroy(lambda greeting: greeting.me == peer)
 
     def connections(self) -> int:
         """Open connections, both ways."""
         return self._server.connections() + self._dispatch.peers.connections()
+
+    async def _answer(self, peer: Ref, payload: bytes) -> bytes:
+        """A call of a peer: about RDMA, or for whoever owns this engine."""
+        if is_ours(payload):
+            return await self._rdma.answer(peer, payload)
+        if self._on_call is None:
+            raise ProtocolError("this agent answers no calls")
+        return await self._on_call(peer, payload)
+
+    def _ask_owner(self, piece: Slice) -> None:
+        self._dispatch.verify(piece)
+
+    def _endpoint(self, peer: Ref) -> Endpoint:
+        return self._dispatch.peers.get(peer)
+
+    def _start_rdma(self) -> None:
+        """Where it is not required it may be missing: that is logged, and counted where another transport is taken."""
+        try:
+            self._rdma.start()
+        except (ConfigError, NoTransport) as e:
+            if self._policy.require:
+                raise ConfigError(f"transports is require:rdma, but {e.message}", field="transports") from e
+            log("transfer").warning("there is no RDMA here", why=e.message)
 
     def _running(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:

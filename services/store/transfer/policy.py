@@ -1,4 +1,4 @@
-"""Which transports may carry a request, in which order: ``prefer:shm,tcp`` or ``require:tcp``."""
+"""Which transports may carry a request, in which order: ``prefer:shm,rdma,tcp`` or ``require:rdma``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from shared.errors import ConfigError
 
-KNOWN = ("shm", "tcp")
+KNOWN = ("shm", "rdma", "tcp")
+DEFAULT = ("shm", "tcp")
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class TransportPolicy:
     its Result and in the metrics, so a second choice is never silent.
     """
 
-    order: tuple[str, ...] = KNOWN
+    order: tuple[str, ...] = DEFAULT
     require: bool = False
 
     @staticmethod

@@ -1,0 +1,404 @@
+"""Towards one incarnation of a peer: queue pairs, made on first use and again when they break, and what is posted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from services.store.transfer.base import Op
+from services.store.transfer.batches import Job, Slice
+from services.store.transfer.endpoint import Endpoint
+from services.store.transfer.rdma.cargo import Cargo
+from services.store.transfer.rdma.checks import Checks
+from services.store.transfer.rdma.knowledge import Knowledge
+from services.store.transfer.rdma.messages import Call, Connect, Connected, Keep, Reap, pack, unpack_answer
+from services.store.transfer.rdma.metrics import PAIRS
+from services.store.transfer.rdma.nic import Nic
+from services.store.transfer.rdma.queue_pair import QueuePair
+from services.store.transfer.rdma.traffic import Lane, Traffic
+from services.store.transfer.topology.health import Fault
+from services.store.transfer.topology.paths import Nics, Paths
+from services.store.transfer.wire import Kind
+from shared.errors import (
+    InternalError,
+    InvalidInput,
+    MooncakeError,
+    NoTransport,
+    PeerGone,
+    PeerRefused,
+    ProtocolError,
+    StaleIncarnation,
+)
+from shared.telemetry import log
+
+TRIES = 3
+BACK_OFF = 0.05
+STALLED = 3.0
+"""Seconds without a completion after which a lane in use counts as broken, whatever its device says."""
+
+logger = log("transfer.rdma")
+
+
+class Pairs(Protocol):
+    """Where completions find their lane, and how many queue pairs there may be."""
+
+    def joined(self, outgoing: Outgoing, lane: Lane, pair: QueuePair) -> None: ...
+
+    def gone(self, lane: Lane) -> None: ...
+
+
+class Outgoing:
+    """Lives on the loop; takes the engine's lock where jobs and grants are touched."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        nics: Mapping[str, Nic],
+        here: Nics,
+        checks: Checks,
+        pairs: Pairs,
+        ask_owner: Callable[[Slice], None],
+        timeout: float,
+    ) -> None:
+        self.endpoint = endpoint
+        self.knowledge = Knowledge()
+        self.traffic: Traffic | None = None
+        self.pairs: dict[Lane, QueuePair] = {}
+        self._lock = endpoint.link.work  # a condition over the engine's lock
+        self._nics = nics
+        self._here = here
+        self._checks = checks
+        self._registry = pairs
+        self._ask_owner = ask_owner
+        self._timeout = timeout
+        self._loop = asyncio.get_running_loop()
+        self._connecting: dict[Lane, asyncio.Task[None]] = {}
+        self._left_over: set[int] = set()  # lanes whose end at the peer is to be destroyed
+        self._reaping: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._pumping = False
+        self._failures = 0
+
+    async def call(self, call: Call, kind: Any, timeout: float = 0.0) -> Any:
+        """Raises PeerGone, DeadlineExceeded, StaleIncarnation, and what the peer answers."""
+        timeout = timeout or self._timeout
+        control = await self.endpoint.control()
+        return unpack_answer(await control.call(pack(call), timeout), kind)
+
+    async def learn(self, job: Job, timeout: float) -> None:
+        """Find out how a job's segment is reached. Raises NoTransport, Fenced, and what the peer answers."""
+
+        async def ask(call: Call, kind: Any) -> Any:
+            return await self.call(call, kind, timeout + self._timeout)
+
+        await self.knowledge.learn(job.request, ask, timeout)
+        if self.traffic is None and self.knowledge.matrix is not None:
+            paths = Paths(self._here, Nics(self.knowledge.matrix), self.endpoint.ref)
+            self.traffic = Traffic(paths, self.endpoint.link.ledger, _locations, self._arrived)
+
+    # -- sending ----------------------------------------------------------------------------------------------
+
+    def send(self, cargos: list[Cargo]) -> None:
+        """Under the lock."""
+        assert self.traffic is not None
+        self.traffic.submit(cargos, self._loop.time())
+        self._pump_soon()
+
+    def _send_check(self, cargo: Cargo) -> None:
+        self.send([cargo])
+
+    def _pump_soon(self) -> None:
+        if not self._pumping:
+            self._pumping = True
+            self._loop.call_soon(self.pump)
+
+    def pump(self) -> None:
+        """Post what can be posted, connect what is not connected."""
+        self._pumping = False
+        if self.traffic is None:
+            return
+        for lane in list(self.traffic.lanes.values()):
+            if not lane.queue:
+                continue
+            if (pair := self.pairs.get(lane)) is not None:
+                self._post(lane, pair)
+            elif lane not in self._connecting:
+                task = self._connecting[lane] = self._loop.create_task(self._connect(lane))
+                task.add_done_callback(lambda _, lane=lane: self._connecting.pop(lane, None))  # type: ignore[misc]
+        self._wake_later()
+
+    def _post(self, lane: Lane, pair: QueuePair) -> None:
+        assert self.traffic is not None
+        with self._lock:
+            taken = self.traffic.take(lane, pair.depth - len(lane.flying))
+        if not taken:
+            return
+        if len(lane.flying) == len(taken):
+            lane.moved = self._loop.time()
+        try:
+            pair.post([cargo.on(lane.path, lane.number << 32 | number) for number, cargo in taken])
+        except NoTransport as e:
+            self.lost(lane, e, Fault.LOCAL)
+
+    def _wake_later(self) -> None:
+        """Cargos that wait for a NIC to have rested."""
+        assert self.traffic is not None
+        at = self.traffic.ready_at()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if at is None else self._loop.call_at(max(at, self._loop.time() + 0.01), self._retry)
+
+    def _retry(self) -> None:
+        assert self.traffic is not None
+        with self._lock:
+            self.traffic.retry(self._loop.time())
+        self.pump()
+
+    # -- completions ------------------------------------------------------------------------------------------
+
+    def completed(self, lane: Lane, number: int) -> dict[str, int]:
+        """Work requests up to ``number`` are done; the bytes that they moved, by operation."""
+        assert self.traffic is not None
+        with self._lock:
+            moved = self.traffic.completed(lane, number)
+        lane.moved = self._loop.time()
+        if lane.queue:
+            self._pump_soon()
+        return moved
+
+    def refused(self, lane: Lane, number: int, error: MooncakeError) -> None:
+        """The peer's NIC refused one work request: it fails, the others go again."""
+        assert self.traffic is not None
+        with self._lock:
+            for _, cargo in lane.flying:
+                self.knowledge.forget(cargo.request.segment)
+            self.traffic.refused(lane, number, error)
+        self.lost(lane, error, Fault.PEER)
+
+    def _arrived(self, cargo: Cargo) -> None:
+        """Under the lock. Every byte of it is where it belongs."""
+        job, piece = cargo.job, cargo.piece
+        if cargo.slots is not None:
+            self._checks.arrived(cargo, self._send_check)
+        elif job.error is not None or job.request.op is Op.WRITE or cargo.reach.check == "open":
+            piece.settle(job.error)
+        elif cargo.reach.check == "ask":
+            piece.kind = Kind.VERIFY
+            self._ask_owner(piece)
+        elif job.open == 1:
+            self._checks.begin(piece, cargo.reach, self._send_check)
+        else:
+            piece.settle()
+
+    # -- connecting -------------------------------------------------------------------------------------------
+
+    async def _connect(self, lane: Lane) -> None:
+        try:
+            await self._join(lane)
+            self._failures = 0
+        except NoTransport as e:
+            ours = not self._nics[lane.path.local.name].active()
+            self.lost(lane, e, Fault.LOCAL if ours else Fault.LINK)
+        except MooncakeError as e:
+            await self._unreachable(lane, e)
+        except Exception as e:  # a bug here must not leave requests waiting for their deadline
+            logger.exception("connecting failed", peer=self.endpoint.ref.id)
+            self.lost(lane, InternalError(f"connecting failed: {e!r}"), Fault.LOCAL)
+            self.give_up(InternalError(f"connecting failed: {e!r}"))
+
+    async def _join(self, lane: Lane) -> None:
+        assert self.traffic is not None
+        nic = self._nics[lane.path.local.name]
+        if not nic.active():
+            raise NoTransport(f"the port of {nic.name} is down")
+        pair = QueuePair(nic, 0)
+        try:
+            with self._lock:
+                known = self.traffic.grants() | self.endpoint.link.grants()
+            connect = Connect(lane.number, lane.path.remote.name, pair.side)
+            answer: Connected = await self.call(connect, Connected)
+            pair.join(answer.side)
+        except BaseException:
+            self._drop(lane, pair)
+            raise
+        self._judge(known, answer.live)
+        if self.traffic.lanes.get(lane.path) is not lane:  # given up meanwhile
+            return self._drop(lane, pair)
+        self.pairs[lane] = pair
+        PAIRS.inc()
+        self._registry.joined(self, lane, pair)
+        self.pump()
+
+    def _drop(self, lane: Lane, pair: QueuePair) -> None:
+        """A pair that carried nothing yet; the peer may have its end."""
+        pair.close()
+        self._left_over.add(lane.number)
+        self.reap()
+
+    def _judge(self, known: set[int], live: list[int] | None) -> None:
+        """Rule: handshake. ``known`` were ours before the peer was asked."""
+        self.knowledge.heard(live)
+        if live is not None:
+            self.refuse(known - set(live))
+
+    def refuse(self, grants: set[int]) -> None:
+        """Under no lock. Rule: writer_refuses, on every path to the peer."""
+        with self._lock:
+            self.endpoint.link.refuse(grants)
+            if self.traffic is not None:
+                self.traffic.refuse(grants)
+
+    async def _unreachable(self, lane: Lane, error: MooncakeError) -> None:
+        """The peer does not answer. A few tries, then everything for it fails."""
+        self._failures += 1
+        final = isinstance(error, StaleIncarnation | PeerRefused | ProtocolError | InvalidInput)
+        if self._failures >= TRIES or final:
+            self._failures = 0
+            self.lost(lane, error, None)
+            self.give_up(error)
+            return
+        await asyncio.sleep(BACK_OFF * 2**self._failures)
+        self.lost(lane, error, None)
+
+    def give_up(self, error: MooncakeError) -> None:
+        if self.traffic is None:
+            return
+        with self._lock:
+            self.traffic.fail(error)
+            if isinstance(error, StaleIncarnation):
+                self.endpoint.over = True
+                self.traffic.bury(self._loop.time())
+
+    # -- losing -----------------------------------------------------------------------------------------------
+
+    def lost(self, lane: Lane, error: MooncakeError, fault: Fault | None) -> None:
+        """Destroy a lane's queue pair; what it carried goes elsewhere."""
+        assert self.traffic is not None
+        pair = self.pairs.pop(lane, None)
+        if pair is not None:
+            self._registry.gone(lane)
+            PAIRS.dec()
+            pair.close()
+            self._left_over.add(lane.number)
+        with self._lock:
+            self.traffic.broken(lane, error, fault, self._loop.time())
+        if self._left_over or self.traffic.unreaped:
+            self.reap()
+        self._pump_soon()
+
+    def reap(self) -> None:
+        """Have the peer destroy its ends of lanes that are no more (``all_completions``)."""
+        if self._reaping is None or self._reaping.done():
+            self._reaping = self._loop.create_task(self._reap())
+
+    async def _reap(self) -> None:
+        assert self.traffic is not None
+        tries = 0
+        while numbers := self._left_over | set(self.traffic.unreaped):
+            try:
+                await self.call(Reap(sorted(numbers)), None)
+            except MooncakeError as e:
+                tries += 1
+                if tries >= TRIES or isinstance(e, StaleIncarnation | PeerRefused):
+                    self.give_up(e)
+                    return
+                await asyncio.sleep(BACK_OFF * 2**tries)
+                continue
+            self._left_over -= numbers
+            with self._lock:
+                for number in numbers:
+                    self.traffic.reaped(number, self._loop.time())
+            self.pump()
+
+    # -- from outside -----------------------------------------------------------------------------------------
+
+    def expire(self, jobs: set[Job], error: MooncakeError) -> None:
+        """Under no lock. Give jobs up; when this returns nothing of them touches memory here."""
+        if self.traffic is None:
+            return
+        with self._lock:
+            over = self.traffic.expire(jobs, error)
+        for lane in over:
+            self.lost(lane, error, None)
+
+    def port(self, name: str, up: bool) -> None:
+        """The peer says that a port of its went up or down."""
+        if self.traffic is None or name not in self.traffic.paths.there.by_name:
+            return
+        if up:
+            self.traffic.paths.there.up(name)
+            return self.pump_again()
+        self.traffic.paths.there.down(name, self._loop.time())
+        for lane in [lane for lane in self.traffic.lanes.values() if lane.path.remote.name == name]:
+            self.lost(lane, NoTransport(f"the peer's port of {name} is down"), None)
+
+    def look(self) -> None:
+        """Lanes on which nothing moves any more."""
+        for lane in list(self.pairs):
+            if lane.flying and self._loop.time() - lane.moved > STALLED:
+                self.lost(lane, PeerGone(f"nothing arrived over {lane.path!r} for {STALLED:g} s"), Fault.LINK)
+
+    def nic_down(self, name: str) -> None:
+        """A NIC of ours reports its port as down: what flies on it is lost now, not when its retries are over."""
+        if self.traffic is None:
+            return
+        for lane in [lane for lane in self.traffic.lanes.values() if lane.path.local.name == name]:
+            self.lost(lane, NoTransport(f"the port of {name} is down"), None)
+
+    def pump_again(self) -> None:
+        """A NIC of ours is up again."""
+        if self.traffic is not None and self.traffic.waiting:
+            self._retry()
+
+    @property
+    def queued(self) -> int:
+        """Bytes on their way to the peer, or from it."""
+        return sum(nic.queued for nic in self.traffic.paths.there) if self.traffic is not None else 0
+
+    def busy(self) -> bool:
+        return self.traffic is not None and self.traffic.under_way()
+
+    def disconnect(self) -> None:
+        """Nothing is under way."""
+        for lane in list(self.pairs):
+            self.lost(lane, NoTransport("disconnected"), None)
+
+    async def keep(self) -> None:
+        """Tell the peer which connections there are; reap what could not be reaped before."""
+        if self.traffic is None or not (self.pairs or self._connecting or self.traffic.unreaped):
+            return
+        if self.traffic.unreaped:
+            self.reap()
+        numbers = [lane.number for lane in (*self.pairs, *self._connecting)]
+        try:
+            await self.call(Keep(numbers), None)
+        except MooncakeError:
+            pass  # found out by whoever needs it
+
+    async def close(self, error: MooncakeError) -> None:
+        for task in (*self._connecting.values(), self._reaping):
+            if task is not None:
+                task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.traffic is None:
+            return
+        with self._lock:
+            jobs = {cargo.job for lane in self.traffic.lanes.values() for _, cargo in lane.flying}
+            self.traffic.fail(error)
+        for lane, pair in list(self.pairs.items()):
+            self.pairs.pop(lane)
+            self._registry.gone(lane)
+            PAIRS.dec()
+            pair.close()
+        with self._lock:
+            for job in jobs:
+                job.error = job.error or error
+            for lane in list(self.traffic.lanes.values()):
+                self.traffic.broken(lane, error, None, self._loop.time())
+            self.traffic.fail(error)
+
+
+def _locations(cargo: Cargo) -> tuple[str, str]:
+    return (cargo.job.local.location if cargo.job.local is not None else ""), cargo.reach.location

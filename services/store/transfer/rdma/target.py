@@ -1,0 +1,137 @@
+"""The target's side: queue pairs that peers reach our memory by, and what they may know of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.store.transfer.base import Guard, OpenGuard
+from services.store.transfer.rdma.messages import Admit, Ask, Connect, Connected, Facts, Keep, Keys, Reap
+from services.store.transfer.rdma.metrics import PAIRS
+from services.store.transfer.rdma.nic import Nic
+from services.store.transfer.rdma.queue_pair import QueuePair
+from services.store.transfer.rdma.reach import Reach
+from services.store.transfer.rdma.regions import Regions
+from services.store.transfer.rdma.verbs import LOCAL_WRITE, REMOTE_READ, REMOTE_WRITE
+from services.store.transfer.topology.matrix import Matrix
+from shared.errors import InvalidInput, NotPermitted, NoTransport
+from shared.messages import Ref
+from shared.telemetry import log
+
+MOST = 4096
+"""Queue pairs of peers at one time."""
+SILENCE = 30.0
+"""Seconds after which a peer that has not said what it keeps has lost its queue pairs here."""
+PATIENCE = 60.0
+
+logger = log("transfer.rdma")
+
+
+@dataclass
+class Incoming:
+    pair: QueuePair
+    heard: float
+
+
+class Target:
+    """Lives on the loop."""
+
+    def __init__(self, nics: Mapping[str, Nic], matrix: Matrix, regions: Regions, guard: Guard) -> None:
+        self._nics = nics
+        self._matrix = matrix
+        self._regions = regions
+        self._guard = guard
+        self._pairs: dict[tuple[Ref, int], Incoming] = {}
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    async def answer(self, peer: Ref, call: Ask | Keys | Connect | Admit | Reap | Keep) -> Any:
+        """To a call of an authenticated peer. Raises what the peer shall hear."""
+        match call:
+            case Ask():
+                return Facts(self._matrix.format())
+            case Keys():
+                return await self._show(peer, call)
+            case Connect():
+                return self._connect(peer, call)
+            case Admit():
+                return self._live(peer)
+            case Reap():
+                return self._close(lambda who, number: who == peer and number in call.numbers)
+            case Keep():
+                return self._keep(peer, call.numbers)
+
+    async def _show(self, peer: Ref, call: Keys) -> Reach:
+        if call.write:
+            self._check_write(peer, call.segment)
+        return await self._regions.shown(call.segment, call.write, min(call.timeout, PATIENCE))
+
+    def _check_write(self, peer: Ref, segment: str) -> None:
+        """Keys to write with are given to writers only."""
+        guard, live = self._guard, self._live(peer)
+        if (isinstance(guard, OpenGuard) and not guard.remote_write) or live == []:
+            raise NotPermitted(f"no landing of {peer.id} is open in segment {segment}")
+
+    def _live(self, peer: Ref) -> list[int] | None:
+        live = self._guard.live_grants(peer)
+        return None if live is None else list(live)
+
+    def _connect(self, peer: Ref, call: Connect) -> Connected:
+        """Between the making of the pair and the reading of the grants nothing else runs: a fence that is not in this
+        list destroys it."""
+        nic = self._nics.get(call.nic)
+        if nic is None:
+            raise InvalidInput(f"no RDMA device {call.nic} here", field="nic")
+        if not nic.active():
+            raise NoTransport(f"the port of {call.nic} is down")
+        self._close(lambda who, _: who.id == peer.id and who != peer)  # of an earlier incarnation
+        if (peer, call.number) in self._pairs:
+            raise InvalidInput(f"connection {call.number} is there already", field="number")
+        if len(self._pairs) >= MOST:
+            raise NoTransport(f"{MOST} queue pairs are in use")
+        pair = QueuePair(nic, LOCAL_WRITE | REMOTE_READ | REMOTE_WRITE)
+        try:
+            pair.join(call.side)
+        except BaseException:
+            pair.close()
+            raise
+        self._pairs[peer, call.number] = Incoming(pair, _now())
+        PAIRS.inc()
+        return Connected(pair.side, self._live(peer))
+
+    def _keep(self, peer: Ref, numbers: Sequence[int]) -> None:
+        kept = set(numbers)
+        self._close(lambda who, number: who == peer and number not in kept)
+        for number in kept:
+            if (incoming := self._pairs.get((peer, number))) is not None:
+                incoming.heard = _now()
+
+    def peers(self, nic: str) -> set[Ref]:
+        """Those that reach us by a NIC."""
+        return {peer for (peer, _), incoming in self._pairs.items() if incoming.pair.nic.name == nic}
+
+    def destroy(self, peer: Ref) -> None:
+        """All our ends from ``peer``; nothing of them can land any more when this returns (``own_side``)."""
+        self._close(lambda who, _: who == peer)
+
+    def look(self) -> None:
+        """Peers that died without a word."""
+        over = _now() - SILENCE
+        silent = {key for key, incoming in self._pairs.items() if incoming.heard < over}
+        self._close(lambda who, number: (who, number) in silent)
+
+    def _close(self, which: Callable[[Ref, int], bool]) -> None:
+        for key in [key for key in self._pairs if which(*key)]:
+            self._pairs[key].pair.close()
+            del self._pairs[key]
+            PAIRS.dec()
+
+    def close(self) -> None:
+        self._close(lambda who, number: True)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
