@@ -35,6 +35,11 @@ class StoreGuard:
     def live_grants(self, peer: Ref) -> Sequence[int]:
         return [token for slab in tuple(self._slabs.values()) for token in slab.grants.tokens(peer)]
 
+    def granted(self, peer: Ref, segment: str, grant: int) -> Sequence[tuple[int, int]]:
+        slab = self._slab(segment)
+        stride = slab.memory.stride
+        return [(slot * stride, (slot + 1) * stride) for slot in sorted(slab.grants.slots(grant, peer))]
+
     def _slab(self, segment: str) -> Slab:
         slab = self._slabs.get(segment)
         if slab is None:

@@ -108,6 +108,16 @@ class WriteGrants:
         with self._lock:
             return [token for token, grant in self._open.items() if grant.writer == writer]
 
+    def slots(self, token: int, writer: Ref) -> frozenset[int]:
+        """What the writer may write by that token now. Raises Fenced, NotPermitted."""
+        with self._lock:
+            grant = self._open.get(token)
+            if grant is None:
+                raise Fenced("the landing is not open")
+            if grant.writer != writer:
+                raise NotPermitted("the landing belongs to another writer")
+            return grant.slots
+
     @contextmanager
     def write(self, token: int, writer: Ref, slots: Iterable[int]) -> Iterator[None]:
         """Around the receiving of bytes into ``slots`` (``token``). Raises Fenced, NotPermitted."""

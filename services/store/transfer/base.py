@@ -105,6 +105,10 @@ class Guard(Protocol):
         """WRITE grants that ``peer`` may use now: named in every handshake (``handshake``). None: grants mean nothing
         here. A grant must be live before its writer can learn of it. Grant 0 is never judged."""
 
+    def granted(self, peer: Ref, segment: str, grant: int) -> Sequence[tuple[int, int]] | None:
+        """(begin, end) of all that ``peer`` may WRITE by ``grant`` now, for one-sided writers, which nobody asks in
+        between; None: all of the segment. Raises Fenced, NotPermitted."""
+
 
 class OpenGuard:
     """Allows every in-bounds access of registered segments: the engine used on its own, without a store."""
@@ -124,6 +128,11 @@ class OpenGuard:
         return 0
 
     def live_grants(self, peer: Ref) -> Sequence[int] | None:
+        return None
+
+    def granted(self, peer: Ref, segment: str, grant: int) -> Sequence[tuple[int, int]] | None:
+        if not self.remote_write:
+            raise NotPermitted(f"segment {segment} is read-only for peers")
         return None
 
 

@@ -1,18 +1,23 @@
-"""What this agent has learnt of a peer: its NICs, the keys of its segments, which grants are live there."""
+"""What this agent has learnt of a peer: its NICs, the keys of its segments, what it may write there."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from services.store.transfer.base import Op, Request
+from services.store.transfer.batches import Job
 from services.store.transfer.rdma.messages import Admit, Ask, Call, Facts, Keys
 from services.store.transfer.rdma.reach import Reach
 from services.store.transfer.topology.matrix import Matrix
-from shared.errors import Fenced, NoTransport, ProtocolError
+from shared.errors import NotPermitted, NoTransport, ProtocolError
 
-REMEMBERED = 1 << 16
+REMEMBERED = 1 << 12
+"""Landings of a peer whose ranges are remembered; others are asked for again."""
+
+Ranges = list[tuple[int, int]]
 
 
 class Knowledge:
@@ -21,45 +26,47 @@ class Knowledge:
     def __init__(self) -> None:
         self.matrix: Matrix | None = None
         self._reach: dict[tuple[str, bool], Reach] = {}
-        self._live: OrderedDict[int, None] = OrderedDict()
-        self._any_grant = False
+        self._granted: OrderedDict[tuple[str, int], Ranges | None] = OrderedDict()
 
-    def reach(self, request: Request) -> Reach | None:
-        """How the request's segment is reached, if all that is needed is known."""
-        if self.matrix is None or self._unknown(request):
+    def reach(self, job: Job) -> Reach | None:
+        """How the job's segment is reached, if all that is needed is known."""
+        if self.matrix is None or not self._admitted(job):
             return None
-        return self._reach.get((request.segment, request.op is Op.WRITE))
+        return self._reach.get((job.request.segment, job.request.op is Op.WRITE))
 
-    def _unknown(self, request: Request) -> bool:
-        """It writes by a grant that the peer has not been heard to honour."""
-        return request.op is Op.WRITE and not self._any_grant and request.grant not in self._live
+    def _admitted(self, job: Job) -> bool:
+        """It reads, or writes what its grant is known to cover."""
+        request = job.request
+        key = request.segment, request.grant
+        if request.op is Op.READ:
+            return True
+        if key not in self._granted:
+            return False
+        ranges = self._granted[key]
+        if ranges is None:
+            return True
+        index = bisect_right(ranges, request.offset, key=lambda known: known[0]) - 1
+        return index >= 0 and request.offset + job.length <= ranges[index][1]
 
-    def forget(self, segment: str) -> None:
-        """Its keys did not work."""
+    def forget(self, request: Request) -> None:
+        """The keys of its segment did not work."""
         for write in (False, True):
-            self._reach.pop((segment, write), None)
+            self._reach.pop((request.segment, write), None)
 
-    def heard(self, live: Iterable[int] | None) -> None:
-        """Grants that are live at the peer."""
-        if live is None:
-            self._any_grant = True
-            return
-        for grant in live:
-            self._live[grant] = None
-        while len(self._live) > REMEMBERED:
-            self._live.popitem(last=False)
-
-    async def learn(self, request: Request, call: Callable[[Call, Any], Awaitable[Any]], timeout: float) -> None:
-        """Ask the peer for what is missing. Raises NoTransport, Fenced, and what the peer answers."""
+    async def learn(self, job: Job, call: Callable[[Call, Any], Awaitable[Any]], timeout: float) -> None:
+        """Ask the peer for what is missing. Raises NoTransport, Fenced, NotPermitted, and what the peer answers."""
+        request, write = job.request, job.request.op is Op.WRITE
         if self.matrix is None:
             facts: Facts = await call(Ask(), Facts)
             self.matrix = Matrix.parse(facts.matrix, source="the peer's topology")
-        write = request.op is Op.WRITE
-        if self._unknown(request):
-            live: list[int] | None = await call(Admit(), list[int] | None)
-            self.heard(live)
-            if self._unknown(request):
-                raise Fenced("no such landing is open at the peer")
+        if not self._admitted(job):
+            self._granted[request.segment, request.grant] = await call(
+                Admit(request.segment, request.grant), Ranges | None
+            )
+            while len(self._granted) > REMEMBERED:
+                self._granted.popitem(last=False)
+            if not self._admitted(job):
+                raise NotPermitted("the landing does not cover this range")
         if (request.segment, write) not in self._reach:
             reach: Reach = await call(Keys(request.segment, write, timeout), Reach)
             self._reach[request.segment, write] = self._usable(reach.verify())

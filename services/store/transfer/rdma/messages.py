@@ -55,7 +55,10 @@ class Reap(msgspec.Struct, frozen=True, tag="reap"):
 
 
 class Admit(msgspec.Struct, frozen=True, tag="admit"):
-    """-> list of the WRITE grants of the asking agent that are live; None: grants mean nothing."""
+    """-> list of (begin, end): what may be written by a grant; None: all of the segment."""
+
+    segment: str
+    grant: int
 
 
 class Keep(msgspec.Struct, frozen=True, tag="keep"):

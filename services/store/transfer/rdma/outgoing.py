@@ -12,10 +12,11 @@ from services.store.transfer.endpoint import Endpoint
 from services.store.transfer.rdma.cargo import Cargo
 from services.store.transfer.rdma.checks import Checks
 from services.store.transfer.rdma.knowledge import Knowledge
-from services.store.transfer.rdma.messages import Call, Connect, Connected, Keep, Reap, pack, unpack_answer
+from services.store.transfer.rdma.messages import Call, Connect, Connected, Keep, pack, unpack_answer
 from services.store.transfer.rdma.metrics import PAIRS
 from services.store.transfer.rdma.nic import Nic
 from services.store.transfer.rdma.queue_pair import QueuePair
+from services.store.transfer.rdma.reaper import BACK_OFF, TRIES, Reaper
 from services.store.transfer.rdma.traffic import Lane, Traffic
 from services.store.transfer.topology.health import Fault
 from services.store.transfer.topology.paths import Nics, Paths
@@ -32,8 +33,6 @@ from shared.errors import (
 )
 from shared.telemetry import log
 
-TRIES = 3
-BACK_OFF = 0.05
 STALLED = 3.0
 """Seconds without a completion after which a lane in use counts as broken, whatever its device says."""
 
@@ -74,8 +73,7 @@ class Outgoing:
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._connecting: dict[Lane, asyncio.Task[None]] = {}
-        self._left_over: set[int] = set()  # lanes whose end at the peer is to be destroyed
-        self._reaping: asyncio.Task[None] | None = None
+        self._reaper = Reaper(self.call, self._unreaped, self._reaped, self.give_up)
         self._timer: asyncio.TimerHandle | None = None
         self._pumping = False
         self._failures = 0
@@ -92,7 +90,7 @@ class Outgoing:
         async def ask(call: Call, kind: Any) -> Any:
             return await self.call(call, kind, timeout + self._timeout)
 
-        await self.knowledge.learn(job.request, ask, timeout)
+        await self.knowledge.learn(job, ask, timeout)
         if self.traffic is None and self.knowledge.matrix is not None:
             paths = Paths(self._here, Nics(self.knowledge.matrix), self.endpoint.ref)
             self.traffic = Traffic(paths, self.endpoint.link.ledger, _locations, self._arrived)
@@ -172,7 +170,7 @@ class Outgoing:
         assert self.traffic is not None
         with self._lock:
             for _, cargo in lane.flying:
-                self.knowledge.forget(cargo.request.segment)
+                self.knowledge.forget(cargo.request)
             self.traffic.refused(lane, number, error)
         self.lost(lane, error, Fault.PEER)
 
@@ -233,12 +231,10 @@ class Outgoing:
     def _drop(self, lane: Lane, pair: QueuePair) -> None:
         """A pair that carried nothing yet; the peer may have its end."""
         pair.close()
-        self._left_over.add(lane.number)
-        self.reap()
+        self._reaper.add(lane.number)
 
     def _judge(self, known: set[int], live: list[int] | None) -> None:
         """Rule: handshake. ``known`` were ours before the peer was asked."""
-        self.knowledge.heard(live)
         if live is not None:
             self.refuse(known - set(live))
 
@@ -280,36 +276,26 @@ class Outgoing:
             self._registry.gone(lane)
             PAIRS.dec()
             pair.close()
-            self._left_over.add(lane.number)
         with self._lock:
             self.traffic.broken(lane, error, fault, self._loop.time())
-        if self._left_over or self.traffic.unreaped:
-            self.reap()
+        if pair is not None:
+            self._reaper.add(lane.number)
         self._pump_soon()
 
     def reap(self) -> None:
-        """Have the peer destroy its ends of lanes that are no more (``all_completions``)."""
-        if self._reaping is None or self._reaping.done():
-            self._reaping = self._loop.create_task(self._reap())
+        """See to it that what waits for the peer to let go of it goes on."""
+        self._reaper.soon()
 
-    async def _reap(self) -> None:
-        assert self.traffic is not None
-        tries = 0
-        while numbers := self._left_over | set(self.traffic.unreaped):
-            try:
-                await self.call(Reap(sorted(numbers)), None)
-            except MooncakeError as e:
-                tries += 1
-                if tries >= TRIES or isinstance(e, StaleIncarnation | PeerRefused):
-                    self.give_up(e)
-                    return
-                await asyncio.sleep(BACK_OFF * 2**tries)
-                continue
-            self._left_over -= numbers
-            with self._lock:
-                for number in numbers:
-                    self.traffic.reaped(number, self._loop.time())
-            self.pump()
+    def _unreaped(self) -> list[int]:
+        return list(self.traffic.unreaped) if self.traffic is not None else []
+
+    def _reaped(self, numbers: set[int]) -> None:
+        if self.traffic is None:
+            return
+        with self._lock:
+            for number in numbers:
+                self.traffic.reaped(number, self._loop.time())
+        self.pump()
 
     # -- from outside -----------------------------------------------------------------------------------------
 
@@ -377,9 +363,9 @@ class Outgoing:
             pass  # found out by whoever needs it
 
     async def close(self, error: MooncakeError) -> None:
-        for task in (*self._connecting.values(), self._reaping):
-            if task is not None:
-                task.cancel()
+        self._reaper.close()
+        for task in self._connecting.values():
+            task.cancel()
         if self._timer is not None:
             self._timer.cancel()
         if self.traffic is None:

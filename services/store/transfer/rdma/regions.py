@@ -113,7 +113,7 @@ class Words:
         self.slot_bytes = table.slot_bytes
         skip = table.offset % mmap.PAGESIZE
         size = skip + self.slots * WORD
-        self._map = mmap.mmap(table.fd, size, mmap.MAP_SHARED, mmap.PROT_READ, offset=table.offset - skip)
+        self._map = mmap.mmap(table.fd, size, offset=table.offset - skip)  # writable: else it cannot be pinned
         self._address = int(np.frombuffer(self._map, np.uint8).ctypes.data)
         self._held = {nic.name: nic.register(self._address, size, REMOTE_READ) for nic in nics}
         self._skip = skip

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.store.transfer.base import Guard, OpenGuard
+from services.store.transfer.base import Guard
 from services.store.transfer.rdma.messages import Admit, Ask, Connect, Connected, Facts, Keep, Keys, Reap
 from services.store.transfer.rdma.metrics import PAIRS
 from services.store.transfer.rdma.nic import Nic
@@ -16,7 +16,7 @@ from services.store.transfer.rdma.reach import Reach
 from services.store.transfer.rdma.regions import Regions
 from services.store.transfer.rdma.verbs import LOCAL_WRITE, REMOTE_READ, REMOTE_WRITE
 from services.store.transfer.topology.matrix import Matrix
-from shared.errors import InvalidInput, NotPermitted, NoTransport
+from shared.errors import Fenced, InvalidInput, NotPermitted, NoTransport
 from shared.messages import Ref
 from shared.telemetry import log
 
@@ -58,7 +58,7 @@ class Target:
             case Connect():
                 return self._connect(peer, call)
             case Admit():
-                return self._live(peer)
+                return self._granted(peer, call)
             case Reap():
                 return self._close(lambda who, number: who == peer and number in call.numbers)
             case Keep():
@@ -71,13 +71,19 @@ class Target:
 
     def _check_write(self, peer: Ref, segment: str) -> None:
         """Keys to write with are given to writers only."""
-        guard, live = self._guard, self._live(peer)
-        if (isinstance(guard, OpenGuard) and not guard.remote_write) or live == []:
+        if self._live(peer) == []:
             raise NotPermitted(f"no landing of {peer.id} is open in segment {segment}")
 
     def _live(self, peer: Ref) -> list[int] | None:
         live = self._guard.live_grants(peer)
         return None if live is None else list(live)
+
+    def _granted(self, peer: Ref, call: Admit) -> list[tuple[int, int]] | None:
+        live = self._live(peer)
+        if live is not None and call.grant not in live:
+            raise Fenced("the landing is not open")
+        ranges = self._guard.granted(peer, call.segment, call.grant)
+        return None if ranges is None else merged(ranges)
 
     def _connect(self, peer: Ref, call: Connect) -> Connected:
         """Between the making of the pair and the reading of the grants nothing else runs: a fence that is not in this
@@ -131,6 +137,17 @@ class Target:
 
     def close(self) -> None:
         self._close(lambda who, number: True)
+
+
+def merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """In order, those that follow each other as one."""
+    found: list[tuple[int, int]] = []
+    for begin, end in ranges:
+        if found and found[-1][1] == begin:
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((begin, end))
+    return found
 
 
 def _now() -> float:

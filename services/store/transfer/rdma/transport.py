@@ -206,7 +206,7 @@ class Rdma:
         outgoing = self._outgoing.get(ref)
         if outgoing is None or outgoing.traffic is None:
             return None
-        return outgoing.knowledge.reach(job.request) if self._regions.own(job.local).ready else None
+        return outgoing.knowledge.reach(job) if self._regions.own(job.local).ready else None
 
     async def learn(self, endpoint: Endpoint, job: Job, timeout: float) -> None:
         """Wait for what ``route`` needs. Raises NoTransport and what the peer answers."""
