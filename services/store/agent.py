@@ -174,6 +174,8 @@ class Agent:
             "cached": sum(pool.slots.idle + pool.slots.yielding for pool in pools),
             "evictions": sum(pool.slots.evictions for pool in pools),
             "ssd_blocks": len(self.ssd.book),
+            "ssd_hits": float(self.ssd.tally.read),
+            "ssd_skipped": float(self.ssd.tally.skipped),
             "ssd_on": float(self.ssd.on),
         }
 
