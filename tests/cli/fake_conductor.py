@@ -23,7 +23,15 @@ CLUSTER = {
         {"id": "decode-0", "role": "decode", "node": "node-d0", "state": "suspected", "load": None},
     ],
     "agents": [
-        {"id": "node-p0", "node": "node-p0", "slots": 100, "used": 25, "slot_bytes": 1 << 20, "held": {"lease": 2.0}}
+        {
+            "id": "node-p0",
+            "node": "node-p0",
+            "slots": 100,
+            "used": 25,
+            "slot_bytes": 1 << 20,
+            "held": {"lease": 2.0},
+            "ssd": {"state": "on", "blocks": 311, "bytes": 3 << 30, "capacity": 8 << 30, "read": 93, "read_rate": 2e9},
+        }
     ],
     "index": {"blocks": 42},
 }

@@ -156,6 +156,8 @@ def test_status_shows_every_instance_and_agent(conductor: FakeConductor) -> None
     assert result.exit_code == 0
     for word in ("prefill-0", "decode-0", "suspected", "700", "60/64", "25/100", "100.0 MiB", "lease 2", "blocks 42"):
         assert word in result.stdout, word
+    for word in ("SSD tiers", "311", "3.0 GiB/8.0 GiB", "93", "1.9 GiB"):
+        assert word in result.stdout, word
 
 
 def test_status_as_json_is_what_the_conductor_says(conductor: FakeConductor) -> None:
