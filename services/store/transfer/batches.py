@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 from services.store.transfer.base import Request, Result, Status
 from services.store.transfer.segments import Segment
-from services.store.transfer.topology.slices import cut as cut
-from services.store.transfer.topology.slices import slice_size as slice_size
 from services.store.transfer.wire import MIB, Kind, SegmentRef
 from shared.errors import InvalidInput, MooncakeError
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from services.store.transfer.base import Op
-from services.store.transfer.batches import Job, Slice, cut
+from services.store.transfer.batches import Job, Slice
 from services.store.transfer.rdma.cargo import Cargo
 from services.store.transfer.rdma.reach import Reach
-from services.store.transfer.topology.slices import borders_in, merge_borders
+from services.store.transfer.topology.slices import borders_in, cut, merge_borders
 from services.store.transfer.wire import Kind, SegmentRef
 from shared.errors import OutOfRange
 
@@ -42,9 +40,4 @@ def _pieces(job: Job, here: Reach, there: Reach, length: int, size: int) -> list
     borders = merge_borders(
         borders_in(job.request.local_offset, length, here.starts), borders_in(job.request.offset, length, there.starts)
     )
-    return [part for at, piece in cut(length, size, job.step) for part in _split(at, piece, borders)]
-
-
-def _split(at: int, length: int, borders: list[int]) -> list[tuple[int, int]]:
-    edges = [at, *(border for border in borders if at < border < at + length), at + length]
-    return [(start, stop - start) for start, stop in pairwise(edges)]
+    return cut(length, size, job.step, borders)

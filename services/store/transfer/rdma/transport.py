@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from services.store.transfer.base import Guard, OpenGuard
-from services.store.transfer.batches import Job, Slice, slice_size
+from services.store.transfer.batches import Job, Slice
 from services.store.transfer.endpoint import Endpoint
 from services.store.transfer.rdma import messages
 from services.store.transfer.rdma.checks import Checks
@@ -29,6 +29,7 @@ from services.store.transfer.segments import Segment
 from services.store.transfer.topology.discovery import discover
 from services.store.transfer.topology.matrix import Matrix
 from services.store.transfer.topology.paths import Nics
+from services.store.transfer.topology.slices import slice_size
 from shared.errors import MooncakeError, NoTransport
 from shared.messages import Ref
 from shared.tasks import end
