@@ -1,0 +1,244 @@
+"""The block index: applying, looking up, deciding (``python -m benchmarks.index``).
+
+CPU seconds of the thread throughout, so that neighbours are not measured; each part runs in a process of its own.
+What lies in Redis, and how long agents and mirrors take with it: ``benchmarks.metadata``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import report
+from services.conductor.dispatch.matching import AgentTable
+from services.conductor.scheduling import Ask, Ledger, Objectives, PolicyOptions, Scheduler, policy
+from shared.blocks import KEY, chain_keys
+from shared.index import DRAM, code
+from shared.index.mirror import Mirror
+from shared.index.prefix import PrefixIndex
+from shared.index.publisher import Publisher
+from shared.index.twin import OK
+from shared.latency import DecodeModel, PrefillModel
+from shared.messages import Load, Ref
+from shared.records import AgentRecord
+
+CHAIN = 512
+"""Blocks of a chain: a prompt of 128k tokens at 256 a block."""
+
+MESSAGE = 16
+BLOCK = 256
+clock = time.thread_time
+
+
+def random_chains(blocks: int, seed: int = 0) -> list[bytes]:
+    """Chains of :data:`CHAIN` keys; equal for equal seeds."""
+    rng = np.random.default_rng(seed)
+    return [rng.bytes(CHAIN * KEY) for _ in range(-(-blocks // CHAIN))]
+
+
+def messages(chains: Sequence[bytes], size: int = MESSAGE) -> Iterator[tuple[bytes, bytes]]:
+    """(parent, keys), ``size`` keys at a time."""
+    for chain in chains:
+        for at in range(0, len(chain), size * KEY):
+            yield chain[at - KEY : at] if at else b"", chain[at : at + size * KEY]
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def rate(work: Callable[[], int]) -> float:
+    """Blocks a CPU second."""
+    begin = clock()
+    blocks = work()
+    return blocks / (clock() - begin)
+
+
+# -- parts -------------------------------------------------------------------------------------------------------
+
+
+def store_all(index: PrefixIndex, column: int, chains: Sequence[bytes]) -> int:
+    """In messages; returns the blocks."""
+    for parent, keys in messages(chains):
+        index.store(column, keys, parent)
+    return CHAIN * len(chains)
+
+
+def remove_all(index: PrefixIndex, column: int, chains: Sequence[bytes]) -> int:
+    """Leaves first, as an agent evicts; in messages. Returns the blocks."""
+    for chain in chains:
+        for at in range(len(chain) - MESSAGE * KEY, -1, -MESSAGE * KEY):
+            index.remove(column, chain[at : at + MESSAGE * KEY])
+    return CHAIN * len(chains)
+
+
+def tree(blocks: int, rounds: int) -> list[report.Row]:
+    """The tree of prefixes without the wire: new, known and evicted blocks; bytes of a block's first and next place."""
+    rates: dict[str, list[float]] = {"new": [], "known": [], "evicted": []}
+    chains = random_chains(blocks)
+    count = CHAIN * len(chains)
+    first = further = 0.0
+    for turn in range(rounds):
+        index = PrefixIndex()
+        one, two = index.add_column(), index.add_column()
+        gc.collect()
+        before = resident()
+        rates["new"].append(rate(partial(store_all, index, one, chains)))
+        middle = resident()
+        rates["known"].append(rate(partial(store_all, index, two, chains)))
+        if turn == 0:  # later rounds reuse what earlier ones gave back
+            first, further = (middle - before) / count, (resident() - middle) / count
+        rates["evicted"].append(rate(partial(remove_all, index, two, chains)))
+        rates["evicted"].append(rate(partial(remove_all, index, one, chains)))
+    rows = [
+        report.row(f"tree: {what} blocks, {MESSAGE} a call", "mooncake", s, "blocks/s") for what, s in rates.items()
+    ]
+    rows.append(
+        report.row("conductor: bytes of a block's first place", "mooncake", [first], "B", note=f"{count} blocks")
+    )
+    return [*rows, report.row("conductor: bytes of each further place", "mooncake", [further], "B")]
+
+
+def entries(chains: Sequence[bytes], at_once: int, agent: bytes) -> list[dict[int, list[bytes]]]:
+    """What an agent that commits ``at_once`` blocks between two sendings appends to the shards."""
+    publisher = Publisher(agent)
+    out: list[dict[int, list[bytes]]] = []
+    for parent, keys in messages(chains, at_once):
+        publisher.committed(parent, [keys[at : at + KEY] for at in range(0, len(keys), KEY)], DRAM)
+        while flights := publisher.take():
+            out.append(flights)
+            for shard in flights:
+                publisher.answered(shard, [(OK, entry.state) for entry in publisher._shards[shard].flight])
+    return out
+
+
+def mirror(blocks: int, rounds: int) -> list[report.Row]:
+    """Applied as they come from the streams, decoding included, by how much a sending holds."""
+    rows: list[report.Row] = []
+    for at_once in (MESSAGE, CHAIN):
+        samples = []
+        for turn in range(rounds):
+            chains = random_chains(blocks // 8, turn)
+            sent = entries(chains, at_once, code(1))
+
+            def applied(sent: list[dict[int, list[bytes]]] = sent) -> int:
+                core = Mirror()
+                for shard in range(16):
+                    core.begin(shard, 0, {})
+                    list(core.finish(shard, 0, 0.0))
+                core.living([code(1)], 0.0)
+                for id, flights in enumerate(sent, 1):
+                    core.apply({s: [(id << 64 | i, p) for i, p in enumerate(f)] for s, f in flights.items()}, 0.0)
+                return core.applied
+
+            samples.append(rate(applied))
+        what = f"mirror: blocks applied, {at_once} committed at a time over 16 shards"
+        rows.append(report.row(what, "mooncake", samples, "blocks/s", note="unpacked, put together, stored, digested"))
+    return rows
+
+
+def lookups(blocks: int, rounds: int) -> list[report.Row]:
+    """``match`` by instances and length: instances hold random prefixes of 16 documents that fork after 32 blocks, some
+    500,000 blocks in all, as far as every instance can have one of them."""
+    rows: list[report.Row] = []
+    rng = np.random.default_rng(1)
+    for instances in (8, 64, 256, 1000):
+        index = PrefixIndex()
+        trunk = rng.bytes(32 * KEY)
+        documents = [trunk + rng.bytes(2016 * KEY) for _ in range(16)]
+        for _ in range(instances):
+            column = index.add_column()
+            for document in rng.choice(16, min(16, max(1, 500_000 // (1024 * instances))), replace=False):
+                index.store(column, documents[document][: int(rng.integers(1, 2048)) * KEY], b"")
+        for length in (32, 128, 512, 2048):
+            samples = []
+            for turn in range(200 * rounds):
+                chain = documents[turn % 16][: length * KEY]
+                begin = clock()
+                index.match(chain)
+                samples.append(1e6 * (clock() - begin))
+            rows.append(report.row(f"match: {length} blocks, {instances} instances", "mooncake", samples, "us"))
+    return rows
+
+
+def decisions(blocks: int, rounds: int) -> list[report.Row]:
+    """Hash, match and choose for 100 instances (80 prefill, 20 decode) and their agents; half of ``blocks`` indexed."""
+    core, agents, ledger = Mirror(), AgentTable(), Ledger()
+    tokens = np.random.default_rng(2).integers(0, 1 << 17, (8, CHAIN * BLOCK), dtype=np.uint32)
+    asked = [chain_keys(bytes(KEY), row, BLOCK) for row in tokens]
+    columns = []
+    for number in range(100):
+        me = code(number + 1)
+        record = AgentRecord(ref=Ref(f"a{number}", number + 1), node="", code=me, host="", port=1, host_id="")
+        agents.put(record)
+        ledger.put_agent(f"a{number}", 1e9, 0.0, number < 80)
+        columns.append(core._column(me))
+        if number < 80:
+            ledger.put_prefill(f"p{number}", f"a{number}", PrefillModel(0.01, 1e-4, 1e-9))
+            ledger.report(f"p{number}", Load(queued=number % 7), 0.0)
+        else:
+            ledger.put_decode(f"d{number}", DecodeModel(0.02, 1e-4, 1e-8))
+    core.living([code(number + 1) for number in range(100)], 0.0)
+    for number, chain in enumerate(random_chains(blocks // 2)):
+        core.prefix.store(columns[number % 100], chain, b"")
+    rng = np.random.default_rng(3)
+    for column in columns:
+        for chain in asked:
+            core.prefix.store(column, chain[: int(rng.integers(0, CHAIN)) * KEY], b"")
+    gc.collect()
+    gc.freeze()
+    scheduler, goals = Scheduler(policy("global_cache", PolicyOptions())), Objectives(1e9, 1e9)
+    rows = []
+    for count in (8 << 10, 128 << 10):
+        parts: dict[str, list[float]] = {"hash": [], "match": [], "choose": [], "all": []}
+        for turn in range(100 * rounds):
+            prompt, times = tokens[turn % 8][:count], [clock()]
+            chain = chain_keys(bytes(KEY), prompt, BLOCK)
+            times.append(clock())
+            lengths = agents.lengths(core.match(chain))
+            times.append(clock())
+            ask = Ask(count, len(chain) // KEY, BLOCK, BLOCK << 10, 256)
+            scheduler.decide(ask, ledger.view(chain, lengths, 0.0, block_size=BLOCK), goals)
+            times.append(clock())
+            for name, seconds in zip(parts, np.diff([*times, times[0]]), strict=True):
+                parts[name].append(1000 * abs(float(seconds)))
+        rows += [
+            report.row(f"decision, {count >> 10}k tokens: {name}", "mooncake", s, "ms") for name, s in parts.items()
+        ]
+    return rows
+
+
+PARTS = {"tree": tree, "mirror": mirror, "lookups": lookups, "decisions": decisions}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.index", description=__doc__)
+    parser.add_argument("--blocks", type=int, default=2_000_000, help="indexed (default 2,000,000)")
+    parser.add_argument("--rounds", type=int, default=3, help="samples of each rate (default 3)")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part:
+        print(json.dumps([asdict(row) for row in PARTS[options.part](options.blocks, options.rounds)]))
+        return
+    rows: list[report.Row] = []
+    for part in PARTS:
+        flags = ["--blocks", str(options.blocks), "--rounds", str(options.rounds), "--part", part]
+        done = subprocess.run([sys.executable, "-m", "benchmarks.index", *flags], stdout=subprocess.PIPE, check=True)
+        rows += [report.Row(**fields) for fields in json.loads(done.stdout)]
+    report.write("index", rows)
+
+
+if __name__ == "__main__":
+    main()
