@@ -70,14 +70,16 @@ class Agents:
         """``dram``: agent -> blocks of its match before the first on its SSD, where there is one."""
         if not matches:
             return SourceView.none()
+        known = {id: blocks for id, blocks in matches.items() if blocks > 0 and id in self.seats}
+        if not known:
+            return SourceView.none()
+        least = min(heapq.nlargest(MOST_SOURCES, known.values()))  # few of many agents are worth a closer look
+        seated = ((blocks, self.seats[id], id) for id, blocks in known.items() if blocks >= least)
         found = [
             (-blocks, blocks - dram.get(id, blocks), seat.queued(now) / (seat.rate or self.link_rate), id)
-            for id, blocks in matches.items()
-            if blocks > 0 and (seat := self.seats.get(id))
+            for blocks, seat, id in seated
         ]
         best = heapq.nsmallest(MOST_SOURCES, found)
-        if not best:
-            return SourceView.none()
         seats = [self.seats[id] for *_, id in best]
         rates = np.array([seat.rate or self.link_rate for seat in seats])
         return SourceView(

@@ -124,9 +124,8 @@ class Prefills:
         below: Mapping[str, tuple[int, float]] = NOTHING_BELOW,
     ) -> PrefillView:
         """``below``: agent -> blocks of its match that are on its SSD, and how fast that reads (bytes per second)."""
-        here, slow, disk = np.zeros(len(self.ids), dtype=np.int64), self._nothing, self._ones
-        for agent in self._rows_of_agent.keys() & matches.keys():
-            here[self._rows_of_agent[agent]] = matches[agent]
+        here = np.fromiter((matches.get(agent, 0) for agent in self.agents), np.int64, len(self.agents))
+        slow, disk = self._nothing, self._ones
         if with_ssd := self._rows_of_agent.keys() & below.keys():
             slow, disk = slow.copy(), disk.copy()
             for agent in with_ssd:

@@ -70,7 +70,7 @@ def next_leave(view: DecodeView) -> float:
 def decision(ask: Ask, view: View, prices: Prices, p: int, decode: str, tbt: float) -> Decision:
     prefill, row, fetch = view.prefill, int(prices.source[p]), int(prices.fetch[p])
     prefix = fetch if row >= 0 else int(prefill.own[p])
-    compute = float(prefill.seconds(ask.tokens, min(prefix * ask.block_size, ask.tokens - 1))[p])
+    compute = prefill.seconds_of(p, ask.tokens, min(prefix * ask.block_size, ask.tokens - 1))
     return Decision(
         prefill=prefill.ids[p],
         decode=decode,

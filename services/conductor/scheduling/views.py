@@ -71,6 +71,11 @@ class PrefillView:
         seconds: Floats = self.base + computed * (self.linear + self.square * (tokens + cached))
         return seconds
 
+    def seconds_of(self, row: int, tokens: int, cached: int) -> float:
+        """The same of one row."""
+        computed = tokens - cached
+        return float(self.base[row] + computed * (self.linear[row] + self.square[row] * (tokens + cached)))
+
 
 @dataclass(frozen=True)
 class SourceView:
