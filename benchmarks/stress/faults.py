@@ -16,6 +16,9 @@ LONGEST_STOP = 4.0
 
 LONGEST_DEATH = 2.0
 
+PATIENCE = 60.0
+"""Seconds after which one that was started again counts as up, whether it serves or not."""
+
 
 class Faults:
     """Injects one fault about every ``interval`` seconds. ``kinds`` counts them; :meth:`tick` must be called often."""
@@ -29,6 +32,7 @@ class Faults:
         self._next = clock() + interval
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._busy: set[str] = set()
+        self._starting: dict[str, float] = {}
         self._started = 0
         self._possible: list[tuple[int, Callable[[], str]]] = [
             (5, lambda: self._kill(fleet.agents, "agent_killed")),
@@ -47,13 +51,23 @@ class Faults:
         while self._later and self._later[0][0] <= now:
             heapq.heappop(self._later)[2]()
         for process in self._fleet.processes:
-            if process.name not in self._busy and process.ended_by_itself():
+            if process.name in self._starting:
+                self._look_at(process, now)
+            elif process.name not in self._busy and process.ended_by_itself():
                 self._fleet.start(process)
         if now >= self._next:
             self._next = now + self._rng.uniform(0.5, 1.5) * self._interval
             weights = [weight for weight, _ in self._possible]
             if name := self._rng.choices(self._possible, weights)[0][1]():
                 self.kinds[name] += 1
+
+    def _look_at(self, process: Process, now: float) -> None:
+        """One that was started again is a victim again once it serves: who is killed while it starts, does nothing."""
+        if process.ended_by_itself():
+            self._fleet.start(process)
+        elif now > self._starting[process.name] + PATIENCE or self._fleet.serves(process):
+            del self._starting[process.name]
+            self._busy.discard(process.name)
 
     def end(self) -> None:
         """All faults are over at once; nothing new comes."""
@@ -69,6 +83,9 @@ class Faults:
         heapq.heappush(self._later, (self._clock() + self._rng.uniform(0, longest), self._started, then))
 
     def _victim(self, among: list[Process]) -> Process | None:
+        """One agent is always left alone: with none, clients would do nothing."""
+        if among is self._fleet.agents and len([one for one in among if one.name not in self._busy]) < 2:
+            return None
         free = [process for process in among if process.name not in self._busy]
         return self._rng.choice(free) if free else None
 
@@ -82,7 +99,7 @@ class Faults:
         self._busy.add(victim.name)
 
         def start() -> None:
-            self._busy.discard(victim.name)
+            self._starting[victim.name] = self._clock()
             self._fleet.start(victim)
 
         self._after(LONGEST_DEATH, start)

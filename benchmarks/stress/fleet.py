@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,11 +18,12 @@ from typing import Self
 import msgspec
 import redis
 
-from benchmarks.stress.board import Board
+from benchmarks.stress.board import Board, Count
 from benchmarks.stress.client import SPACE, Job
 from cli.leftovers import MARK
 from services.store.client import plain_namespace
 from services.store.memory import stride_of
+from services.store.transfer.sockets import unix_address
 from shared.embedded import RedisServer, die_with_parent, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,13 +52,17 @@ class Options:
 
 @dataclass
 class Process:
-    """One process, or the place of one that is to be started again. ``crashes``: when it died unasked, in words."""
+    """One process, or the place of one that is to be started again. ``crashes``: when it died unasked, in words.
+    ``socket``: of an agent; ``row``: of a client."""
 
     name: str
     argv: list[str]
     log: Path
+    socket: str = ""
+    row: int = -1
     child: subprocess.Popen[bytes] | None = None
     starts: int = 0
+    done: int = 0
     crashes: list[str] = field(default_factory=list)
 
     def start(self, env: dict[str, str]) -> None:
@@ -136,6 +142,17 @@ class Fleet:
 
     def start(self, process: Process) -> None:
         process.start(self._env)
+        process.done = self._done(process)
+
+    def serves(self, process: Process) -> bool:
+        """An agent takes connections; a client has done something since it was started."""
+        if not process.socket:
+            return self._done(process) > process.done
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(unix_address(process.socket)) == 0
+
+    def _done(self, process: Process) -> int:
+        return self.board.of(process.row, Count.OPS) + self.board.of(process.row, Count.ERRORS)
 
     def close(self) -> None:
         """Whatever still runs is killed. Idempotent."""
@@ -169,7 +186,7 @@ class Fleet:
             flags |= {"ssd-path": self.folder / f"ssd-{number}", "ssd-bytes": 4 * self.options.slots * stride}
         words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
         argv = [sys.executable, "-m", "services.store", *words]
-        return Process(f"agent-{number}", argv, self.folder / f"agent-{number}.log")
+        return Process(f"agent-{number}", argv, self.folder / f"agent-{number}.log", socket=self.socket(number))
 
     def _clients(self) -> list[Process]:
         """Writers and landers first: their numbers are those of generations."""
@@ -192,7 +209,7 @@ class Fleet:
                     seed=o.seed + number,
                 )
                 argv = [sys.executable, "-m", "benchmarks.stress.client", msgspec.json.encode(job).decode()]
-                out.append(Process(f"{role}-{number}", argv, self.folder / f"{role}-{number}.log"))
+                out.append(Process(f"{role}-{number}", argv, self.folder / f"{role}-{number}.log", row=number))
         return out
 
     # -- Redis -----------------------------------------------------------------------------------------------
