@@ -197,6 +197,18 @@ class DoesNotFit(StoreError):
     code = "does_not_fit"
 
 
+class PinLimit(StoreError):
+    """Pins may not keep more than their share of the pool."""
+
+    code = "pin_limit"
+
+
+class QuotaExceeded(StoreError):
+    """The tenant's cache is full of blocks in use: nothing of its own can make way, and nothing of others' does."""
+
+    code = "quota_exceeded"
+
+
 class StaleToken(StoreError):
     """A reservation, landing or hold token that is no longer valid."""
 

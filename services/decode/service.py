@@ -46,6 +46,7 @@ class Decode(Instance[DecodeJob]):
 
     def attach(self, store: KVStore) -> None:
         self.store = store
+        self.listen(store)
         self.room = Room(store.pool.slots, self.engine.namespace.block_size, self.settings.headroom)
 
     def background(self) -> list[Coroutine[Any, Any, None]]:

@@ -49,6 +49,7 @@ class Prefill(Instance[PrefillJob]):
 
     def attach(self, store: KVStore) -> None:
         self.store = store
+        self.listen(store)
         self.pool_view = PoolView(store.pool)
 
     async def dispatch(self, message: AnyMessage) -> AnyMessage | None:

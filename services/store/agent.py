@@ -19,11 +19,13 @@ from services.store.guard import StoreGuard
 from services.store.landing_control import LandingControl
 from services.store.local_service import LocalService
 from services.store.local_socket import LocalSocket
+from services.store.object_service import ObjectService
 from services.store.peer_service import PeerService
 from services.store.peers import PeerCalls
 from services.store.rates import Rate
 from services.store.reader import RemoteReader
 from services.store.removal import Removal
+from services.store.replication import Replication
 from services.store.settings import StoreSettings
 from services.store.slabs import Slabs
 from services.store.ssd.tier import SsdTier
@@ -88,9 +90,11 @@ class Agent:
         self._streamer = Streamer(ref, self.engine, calls, self._landings, self._threads, self._rate)
         reader = RemoteReader(self.engine, calls, settings, self._threads, self._rate)
         self._fetcher = Fetcher(ref.id, reader, directory)
-        self._peers = PeerService(self.slabs, self._landings, self._streamer, self._fetcher, self._threads)
-        removal = Removal(calls, directory)
-        self.local = LocalService(self._fetcher, self._landings, self._streamer, directory, removal, self.stats)
+        replicas = Replication(ref.id, calls, directory, self._fetcher, self.slabs)
+        self._peers = PeerService(self.slabs, self._landings, self._streamer, self._fetcher, replicas, self._threads)
+        objects = ObjectService(self._fetcher, Removal(calls, directory), replicas)
+        self.local = LocalService(self._fetcher, self._landings, self._streamer, directory, objects, self.stats)
+        self.slabs.on_abort(self.local.abort)
         self._socket = LocalSocket(settings.socket, settings.secret, ref, self.slabs.attach, self.local)
         self._shown, self._ssd_shown = self.stats(), self.ssd.record()
         self._slabs_shown: list[SlabRecord] = []
@@ -159,6 +163,7 @@ class Agent:
             "store_slots": sum(pool.slots.used for pool in pools),
             "store_holds": sum(len(pool.holds) for pool in pools),
             "store_prefetched": sum(pool.prefetched for pool in pools),
+            "store_pinned": sum(slab.pinned.kept for slab in slabs),
             "store_leases": sum(len(slab.leases) for slab in slabs),
             "store_landings": sum(len(slab.landings) for slab in slabs),
             "store_quarantined": sum(slab.landings.quarantined for slab in slabs),
@@ -166,7 +171,7 @@ class Agent:
             "store_orphans": sum(c.slab.pool.held_by(c.id) for c in self.local.orphans),
             "store_fetches": len(self._fetcher),
             "store_streams": len(self._streamer),
-            "store_waiting": sum(len(slab.line) for slab in slabs),
+            "store_waiting": sum(len(slab.room) for slab in slabs),
             "store_ssd_writes": self.ssd.writes,
             "store_ssd_reads": self.ssd.reads,
             "slots": sum(len(pool.slots) for pool in pools),
@@ -232,7 +237,7 @@ async def run_agent(
     if directory is not None:
         directory.id = ref.id
         async with Agent(settings, ref, directory) as agent:
-            directory.join(agent.peer)
+            directory.join(agent.peer, settings.node)
             try:
                 yield agent
             finally:

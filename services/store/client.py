@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from opentelemetry import propagate
@@ -13,6 +13,7 @@ from opentelemetry import propagate
 from services.store import local_messages as wire
 from services.store.attach import Attached, attach
 from services.store.local_messages import By, HeldTuple, unpack_held
+from services.store.object_calls import ObjectCalls
 from services.store.objects import Buffer, Data, Objects, Put
 from services.store.plain import plain_namespace
 from services.store.session import Session
@@ -27,16 +28,16 @@ HeldList = list[HeldTuple]
 MaybeHeldList = list[HeldTuple | None]
 
 
-class StoreClient:
-    """One connection to the node's agent. See :class:`shared.engines.base.KVStore` for what the calls mean.
+class StoreClient(ObjectCalls):
+    """One connection to the node's agent. See :class:`shared.engines.base.KVStore` for what the calls mean, and
+    :class:`ObjectCalls` for objects and pins.
 
     What a cancelled or late call was granted is given back by itself. ``close`` ends all holds; without it they end
     when this process is dead.
     """
 
     def __init__(self, attached: Attached, session: Session, namespace: Namespace, name: str) -> None:
-        self._session = session
-        self._name = name
+        super().__init__(session, name)
         self._object_api: Objects | None = None
         self._fd = attached.fd
         self._agent = attached.welcome.agent
@@ -85,6 +86,10 @@ class StoreClient:
     def closed(self) -> bool:
         return self._session.closed
 
+    def watch_aborts(self, told: Callable[[str], None]) -> None:
+        """See :class:`shared.engines.base.Aborting`."""
+        self._session.on_abort = told
+
     async def stats(self) -> dict[str, float]:
         """What the agent holds now, by kind, and its slots by state."""
         answer: dict[str, float] = await self._session.ask(wire.Stats, dict[str, float])
@@ -121,7 +126,7 @@ class StoreClient:
         return [unpack_held(h) for h in answer]
 
     async def wait(self, key: bytes, owner: Owner, timeout: float) -> Held | None:
-        by = _by(owner, PoolClass.GROWTH)
+        by = _by(owner, PoolClass.PREFILL)
         answer: HeldTuple | None = await self._session.ask(
             lambda id: wire.Wait(id, key, by, timeout), HeldTuple | None, timeout, lambda h: self._give_back([h])
         )
@@ -161,32 +166,11 @@ class StoreClient:
             with contextlib.suppress(AgentGone):
                 await self._session.ask(lambda id: wire.Release(id, ids), None)
 
-    # -- objects ---------------------------------------------------------------------------------------
-
-    async def put(self, items: Sequence[tuple[bytes, Data]], timeout: float = 10.0) -> list[Put]:
-        """Store bytes (1 to a slot's) under keys of 16 bytes. A key that is there keeps its bytes. Raises for no item:
-        see :class:`Put`. Raises AgentGone."""
-        return await self._objects().put(items, timeout)
-
-    async def get(self, keys: Sequence[bytes], timeout: float = 10.0) -> list[bytes | None]:
-        """The bytes, from here or from another agent (the copy stays here); None for a miss."""
-        return await self._objects().get(keys, timeout)
-
-    async def get_into(self, items: Sequence[tuple[bytes, Buffer]], timeout: float = 10.0) -> list[int | None]:
-        """As ``get``, into writable buffers of the caller, which may not be touched until this returns, cancelled or
-        not. The object's length, None for a miss; where it is more than the buffer has, nothing was written to that."""
-        return await self._objects().get_into(items, timeout)
 
     def _objects(self) -> Objects:
         if self._object_api is None:
             self._object_api = Objects(self, self._name)
         return self._object_api
-
-    async def remove(self, keys: Sequence[bytes], timeout: float = 10.0) -> list[bool]:
-        """Remove at all agents; True where it was. Who holds or leases a block keeps it to the end."""
-        packed = b"".join(keys)
-        answer: list[bool] = await self._session.ask(lambda id: wire.Remove(id, packed, timeout), list[bool], timeout)
-        return answer
 
     async def fetch(
         self,

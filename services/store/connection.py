@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from services.store.frames import FrameReader, frame
-from services.store.local_messages import Answer, AnyRequest, Failed
+from services.store.local_messages import Aborted, Answer, AnyRequest, Failed
 from services.store.slab import Slab
 from shared.errors import Contended, DeadlineExceeded, InternalError, MooncakeError, ProtocolError
 from shared.telemetry import log
@@ -112,7 +112,11 @@ class Connection(asyncio.Protocol):
     def _answer(self, id: int, value: Any) -> None:
         self._send(Answer(id, msgspec.Raw(_encode(value))))
 
-    def _send(self, message: Answer | Failed) -> None:
+    def aborted(self, owner: str) -> None:
+        """Tell the engine that a request of its has to give way."""
+        self._send(Aborted(owner))
+
+    def _send(self, message: Answer | Failed | Aborted) -> None:
         if self._transport is not None:
             self._transport.write(frame(_encode(message)))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from services.store.placement import Place
 from services.store.transfer.base import Peer
 from shared.errors import PeerGone
 from shared.index import DRAM
@@ -32,12 +33,20 @@ class Directory(Protocol):
     async def peer(self, id: str) -> Peer:
         """Raises PeerGone."""
 
+    async def places(self) -> list[Place]:
+        """The agents that live, this one too. Raises Unavailable when nobody can be asked."""
+
+    async def may_drop(self, keys: Sequence[bytes], keep: int) -> list[bool]:
+        """For each key: would ``keep`` copies at others be left without ours? Who is told yes must drop it. Raises
+        Unavailable."""
+
 
 class Board:
     """The state that the twins share."""
 
     def __init__(self) -> None:
         self.peers: dict[str, Peer] = {}
+        self.nodes: dict[str, str] = {}
         self.blocks: dict[bytes, list[str]] = {}
 
 
@@ -50,8 +59,9 @@ class LocalDirectory:
         self.id = id
         self.tiers: dict[bytes, int] = {}
 
-    def join(self, peer: Peer) -> None:
+    def join(self, peer: Peer, node: str = "") -> None:
         self._board.peers[peer.ref.id] = peer
+        self._board.nodes[peer.ref.id] = node or peer.ref.id
 
     def leave(self) -> None:
         self._board.peers.pop(self.id, None)
@@ -84,3 +94,10 @@ class LocalDirectory:
             return self._board.peers[id]
         except KeyError:
             raise PeerGone(f"no agent {id}") from None
+
+    async def places(self) -> list[Place]:
+        return [Place(id, self._board.nodes[id]) for id in self._board.peers]
+
+    async def may_drop(self, keys: Sequence[bytes], keep: int) -> list[bool]:
+        holders = [set(self._board.blocks.get(key, ())) & self._board.peers.keys() for key in keys]
+        return [self.id in ids and len(ids) > keep for ids in holders]

@@ -59,11 +59,13 @@ class LandingControl:
         def attempt(keep: int) -> list[Held] | None:
             return whole(slab, connection, keys, blocks, owner, keep)
 
-        want = slab.line.want(blocks - sum(slab.pool.contains(keys)), owner, PoolClass.LANDING)
-        held = await slab.room(attempt, want, timeout)
+        want = slab.room.want(blocks - sum(slab.pool.contains(keys)), owner, PoolClass.LANDING)
+        held = await slab.room.get(attempt, want, timeout)
         have = frozenset(i for i, h in enumerate(held) if h.kind is Kind.PRESENT)
         slots, holds = [h.slot for h in held], [h.hold for h in held]
-        landing = slab.landings.open(connection, writer, tokens, slots, holds, have, apart - have, slab.geometry)
+        landing = slab.landings.open(
+            connection, writer, tokens, slots, holds, have, apart - have, slab.geometry, owner.id
+        )
         slab.grants.open(landing.token, writer, [slots[block] for block in landing.owed])
         self._changed[landing.token] = asyncio.Event()
         return landing, held
@@ -115,6 +117,7 @@ class LandingControl:
         landing = slab.landings.keep(token)
         slab.grants.close(token, _nothing)
         self._forget(token)
+        slab.pool.runs(connection, landing.owner)
         return [self._held(slab, landing, block) for block in range(len(landing.slots))]
 
     def _held(self, slab: Slab, landing: LandingState, block: int) -> Held:
@@ -153,6 +156,12 @@ class LandingControl:
         """The engine is dead (``death_fences``)."""
         for token in slab.landings.of_connection(connection):
             self.fence(slab, connection, token)
+
+    def fence_owner(self, slab: Slab, connection: int, owner: str) -> None:
+        """The request has to give way (rule: landing_abortable): no word from its engine is needed."""
+        for token in slab.landings.of_connection(connection):
+            if slab.landings.get(token).owner == owner:
+                self.fence(slab, connection, token)
 
     async def _quarantine(self, slab: Slab, landing: LandingState, idle: asyncio.Event) -> None:
         if not await self._drained(landing):

@@ -31,8 +31,9 @@ class Phase(Enum):
 
 @dataclass
 class LandingState:
-    """One landing. ``slots[i]`` and ``holds[i]`` are block i's; blocks in ``have`` are committed copies. ``owed``
-    blocks are the writer's. ``arrived[block, layer, token]``; ``missing`` counts what is owed and has not arrived."""
+    """One landing of request ``owner``. ``slots[i]`` and ``holds[i]`` are block i's; blocks in ``have`` are committed
+    copies. ``owed`` blocks are the writer's. ``arrived[block, layer, token]``; ``missing`` counts what is owed and has
+    not arrived."""
 
     token: int
     connection: int
@@ -42,6 +43,7 @@ class LandingState:
     holds: Sequence[int]
     have: frozenset[int]
     geometry: Geometry
+    owner: str = ""
     owed: set[int] = field(default_factory=set)
     phase: Phase = Phase.OPEN
     missing: int = 0
@@ -110,10 +112,11 @@ class LandingTable:
         have: frozenset[int],
         apart: frozenset[int],
         geometry: Geometry,
+        owner: str = "",
     ) -> LandingState:
         owed = set(range(len(slots))) - have - apart
         token = secrets.randbits(63)
-        landing = LandingState(token, connection, writer, tokens, slots, holds, have, geometry, owed)
+        landing = LandingState(token, connection, writer, tokens, slots, holds, have, geometry, owner, owed)
         self._landings[token] = landing
         return landing
 

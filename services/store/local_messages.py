@@ -4,7 +4,7 @@
     engine -> agent   Hello (proof of the secret, namespace)
     agent -> engine   Welcome, with the pool's descriptor beside it (SCM_RIGHTS); or Denied
     engine -> agent   requests, each with an id of its own
-    agent -> engine   Answer or Failed for each, in any order
+    agent -> engine   Answer or Failed for each, in any order; Aborted at any time
 
 Keys travel as one packed chain. Times are seconds from now.
 """
@@ -69,6 +69,13 @@ class Failed(msgspec.Struct, frozen=True, tag="no", array_like=True):
 
     id: int
     error: WireError
+
+
+class Aborted(msgspec.Struct, frozen=True, tag="aborted", array_like=True):
+    """Nobody asked: the request ``owner`` has to give way. Its landings here are fenced already; the engine ends it
+    and releases what it holds."""
+
+    owner: str
 
 
 class Request(msgspec.Struct, frozen=True, tag_field="t", omit_defaults=True):
@@ -212,6 +219,30 @@ class Remove(Request, frozen=True, tag="remove"):
     timeout: float
 
 
+class ChangeReplica(Request, frozen=True, tag="change_replica"):
+    """-> list[Copies]"""
+
+    keys: bytes
+    copies: int
+    timeout: float
+
+
+class Pin(Request, frozen=True, tag="pin"):
+    """-> list[Outcome]: is it pinned? ``ttl`` in seconds; infinite: until it is unpinned."""
+
+    keys: bytes
+    owner: str
+    hard: bool
+    ttl: float
+
+
+class Unpin(Request, frozen=True, tag="unpin"):
+    """-> list[bool]: was it pinned by this owner?"""
+
+    keys: bytes
+    owner: str
+
+
 class GiveUp(Request, frozen=True, tag="give_up"):
     """-> None. Nobody waits for the answer to ``request`` any more. It is answered all the same."""
 
@@ -241,10 +272,27 @@ AnyRequest = (
     | CloseLanding
     | Stream
     | Remove
+    | ChangeReplica
+    | Pin
+    | Unpin
     | GiveUp
     | Stats
     | Bye
 )
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """Of one item of a batch."""
+
+    done: bool
+    error: WireError | None = None
+
+
+class Copies(msgspec.Struct, frozen=True, array_like=True):
+    """Agents that have the block, and why they are not as many as asked for."""
+
+    agents: list[str]
+    error: WireError | None = None
 
 
 class FetchedTuple(msgspec.Struct, frozen=True, array_like=True):

@@ -17,23 +17,20 @@ from services.store.directory import Directory
 from services.store.fetcher import Ask, Fetcher
 from services.store.landing_control import LandingControl
 from services.store.local_messages import HeldTuple, pack_held
+from services.store.object_service import PROMOTION, ObjectService, bounded, keys_of
+from services.store.preemption import Victim
 from services.store.reader import Wanted
-from services.store.removal import Removal
+from services.store.slab import Slab
 from services.store.streamer import Streamer
-from shared.blocks import KEY, split_keys
+from shared.blocks import KEY
 from shared.engines.base import Fetched, Held, Kind, LandingTarget, Owner, PoolClass
 from shared.errors import DeadlineExceeded, InvalidInput
 from shared.telemetry import log, tracer
 
 logger = log("store.local")
 
-MAX_WAIT = 3600.0
-
-PROMOTION = 2.0
-"""Seconds that a lease waits for blocks of the SSD. What is not there by then is answered as absent."""
-
 LANDING_PROMOTION = 0.5
-"""Seconds that a landing waits for them. What is not there by then the writer sends."""
+"""Seconds that a landing waits for blocks of the SSD. What is not there by then the writer sends."""
 
 
 class LocalService:
@@ -46,14 +43,13 @@ class LocalService:
         landings: LandingControl,
         streamer: Streamer,
         directory: Directory,
-        removal: Removal,
+        objects: ObjectService,
         stats: Callable[[], dict[str, float]],
     ) -> None:
         self._fetcher = fetcher
         self._landings = landings
         self._streamer = streamer
         self._directory = directory
-        self._removal = removal
         self._stats = stats
         self.connections: set[Connection] = set()
         self.orphans: set[Connection] = set()
@@ -73,7 +69,7 @@ class LocalService:
             wire.Owe: lambda c, r: self._landings.owe(c.slab, c.id, r.token, r.blocks),
             wire.CloseLanding: self._close_landing,
             wire.Stream: self._stream,
-            wire.Remove: lambda c, r: self._removal.remove(c.slab, keys_of(r.keys), bounded(r.timeout)),
+            **objects.handlers,
             wire.GiveUp: lambda c, r: c.give_up(r.request),
             wire.Stats: lambda c, r: self._stats(),
             wire.Bye: self._bye,
@@ -176,6 +172,14 @@ class LocalService:
             span.set_attribute("mooncake.bytes", moved)
             return moved
 
+    def abort(self, slab: Slab, victim: Victim) -> None:
+        """A request has to give way. Its landings end here and now; what its engine writes into is the engine's to
+        release. One that hung up, or is stopped, keeps that (``conn_holds``)."""
+        self._landings.fence_owner(slab, victim.connection, victim.owner.id)
+        for connection in self.connections:
+            if connection.id == victim.connection:
+                connection.aborted(victim.owner.id)
+
     # -- the end of a connection -----------------------------------------------------------------------
 
     async def _bye(self, c: Connection, r: wire.Bye) -> None:
@@ -238,20 +242,6 @@ def dead(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
-
-
-def keys_of(packed: bytes) -> list[bytes]:
-    """Raises InvalidInput."""
-    if len(packed) % KEY:
-        raise InvalidInput(f"keys have {KEY} bytes each", field="keys")
-    return split_keys(packed)
-
-
-def bounded(timeout: float) -> float:
-    """Everything that waits has a deadline. Raises InvalidInput for what is none (NaN too)."""
-    if not 0 <= timeout <= MAX_WAIT:
-        raise InvalidInput(f"a timeout is 0 to {MAX_WAIT:g} s", field="timeout")
-    return timeout
 
 
 def pack_all(held: Sequence[Held]) -> list[HeldTuple]:

@@ -16,6 +16,16 @@ EVICTED = counter("store_evicted_blocks", "Blocks that left the pool for others.
 COMMITTED = counter("store_committed_blocks", "Blocks committed by the engines of this node.")
 LOOKUPS = counter("store_lookup_blocks", "Blocks that engines asked for. result: hit (local), miss.", ("result",))
 LEASED = counter("store_leased_blocks", "Blocks leased to other agents. result: hit, miss.", ("result",))
+ABORTED = counter(
+    "store_aborted_requests",
+    "Requests that had to give way in the pool, by the class of who needed room.",
+    ("room_for",),
+)
+REPLICAS = counter(
+    "store_replicas",
+    "Copies asked for by change_replica. result: made, failed, dropped, refused, short (blocks).",
+    ("result",),
+)
 SLOTS = gauge("store_slots", "Slots of the pool. state: free, cached (evictable), used.", ("state",))
 HELD = {
     kind: held_gauge(kind)
@@ -23,6 +33,7 @@ HELD = {
         "store_slots",
         "store_holds",
         "store_prefetched",
+        "store_pinned",
         "store_leases",
         "store_landings",
         "store_quarantined",
@@ -35,7 +46,8 @@ HELD = {
         "store_ssd_reads",
     )
 }
-"""``mooncake_held{kind}``. orphans: holds of connections that ended while their process lives on (or is stopped)."""
+"""``mooncake_held{kind}``. pinned: slots that hard pins keep. orphans: holds of connections that ended while their
+process lives on (or is stopped)."""
 
 
 def count_bytes(transport: str, direction: str, moved: int) -> None:

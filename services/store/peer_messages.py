@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from services.store.landings import Span
+from shared.blocks import Namespace
 from shared.errors import ProtocolError
 
 VERSION = 1
@@ -23,13 +24,15 @@ class Lease(msgspec.Struct, frozen=True, tag="lease"):
 
 class Descriptor(msgspec.Struct, frozen=True, array_like=True):
     """Where a leased block lies. ``generation`` is the READ's grant. ``checksum`` (xxh3 of the block's ``size`` valid
-    bytes) is None where the owner computes none. ``offset`` and ``length`` are those of the layers asked for."""
+    bytes) is None where the owner computes none. ``offset`` and ``length`` are those of the layers asked for.
+    ``parent`` is the key before, as the owner knows it."""
 
     offset: int
     length: int
     generation: int
     checksum: int | None
     size: int
+    parent: bytes = b""
 
 
 class Leased(msgspec.Struct, frozen=True, array_like=True):
@@ -84,7 +87,24 @@ class Remove(msgspec.Struct, frozen=True, tag="remove"):
     keys: bytes
 
 
-AnyCall = Lease | Renew | Release | Landed | Fence | Corrupt | Remove
+class Replicate(msgspec.Struct, frozen=True, tag="replicate"):
+    """-> list[str]: for each key why it is not there now, "" where it is. ``sources``: agents that have them."""
+
+    namespace: Namespace
+    keys: bytes
+    sources: list[str]
+    timeout: float
+
+
+class Drop(msgspec.Struct, frozen=True, tag="drop"):
+    """-> list[bool]: was the copy dropped? Only where ``keep`` copies at others are left."""
+
+    segment: str
+    keys: bytes
+    keep: int
+
+
+AnyCall = Lease | Renew | Release | Landed | Fence | Corrupt | Remove | Replicate | Drop
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyCall] = msgspec.msgpack.Decoder(AnyCall)

@@ -11,6 +11,7 @@ from services.store import peer_messages as wire
 from services.store.fetcher import Fetcher
 from services.store.landing_control import LandingControl
 from services.store.metrics import CORRUPT, LEASED
+from services.store.replication import Replication
 from services.store.slab import Slab, boottime
 from services.store.streamer import Streamer
 from shared.blocks import split_keys
@@ -23,6 +24,9 @@ logger = log("store.peers")
 
 PROMOTION = 1.0
 """Seconds that a lease waits for blocks of the SSD: half of what its reader waits for the answer."""
+
+MAX_BRING = 60.0
+"""Seconds that another agent may have us fetch copies."""
 
 MAX_DRAIN = 10.0
 """Seconds that a fence may wait here, whatever it asks for."""
@@ -37,9 +41,11 @@ class PeerService:
         landings: LandingControl,
         streamer: Streamer,
         fetcher: Fetcher,
+        replicas: Replication,
         threads: ThreadPoolExecutor,
     ) -> None:
         self._slabs = slabs
+        self._replicas = replicas
         self._fetcher = fetcher
         self._landings = landings
         self._streamer = streamer
@@ -66,6 +72,11 @@ class PeerService:
             case wire.Remove():
                 slab = self._slab(call.segment)
                 return [slab.remove(key) for key in split_keys(call.keys)]
+            case wire.Replicate():
+                timeout = min(max(0.0, call.timeout), MAX_BRING)
+                return await self._replicas.bring(call.namespace, split_keys(call.keys), call.sources, timeout)
+            case wire.Drop():
+                return await self._replicas.drop(self._slab(call.segment), split_keys(call.keys), call.keep)
 
     def _slab(self, segment: str) -> Slab:
         slab = self._slabs.get(segment)
@@ -113,7 +124,7 @@ class PeerService:
         first, last = (0, s.length) if whole else (call.first_layer * layer_bytes, call.last_layer * layer_bytes)
         last = min(last, s.length)
         offset, length = slot * slab.memory.stride + first, max(0, last - first)
-        return wire.Descriptor(offset, length, slab.pins.generation(slot), s.checksum, s.length)
+        return wire.Descriptor(offset, length, slab.pins.generation(slot), s.checksum, s.length, s.parent)
 
     async def _suspect(self, call: wire.Corrupt) -> None:
         """Look ourselves: bytes may have been harmed on their way, too. A corrupt block leaves pool and index."""

@@ -7,8 +7,9 @@ yielding to a stronger class. A hold that is over, or another's, is refused with
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from services.store.slots import Slots, State
 from shared.engines.base import Held, Kind, Owner, PoolClass
@@ -48,6 +49,7 @@ class Pool:
         self._prefetched = 0
         self._writing: dict[bytes, int] = {}
         self._of_connection: dict[int, set[int]] = {}
+        self._of_owner: dict[tuple[int, str], set[int]] = {}
         self._soft: dict[int, set[int]] = {}
         self._next = secrets.randbits(40)
 
@@ -79,6 +81,14 @@ class Pool:
         """Number of holds of a connection."""
         return len(self._of_connection.get(connection, ()))
 
+    def owners(self) -> Iterator[tuple[tuple[int, str], list[Hold]]]:
+        """(connection, owner id) and the holds of each."""
+        for holder in tuple(self._of_owner):
+            yield holder, self.held_by_owner(*holder)
+
+    def held_by_owner(self, connection: int, owner: str) -> list[Hold]:
+        return [self.holds[hold] for hold in sorted(self._of_owner.get((connection, owner), ()))]
+
     def slot_of(self, connection: int, hold: int) -> int:
         """Raises StaleToken."""
         return self._own(connection, hold).slot
@@ -102,7 +112,7 @@ class Pool:
         self._next += 1
         hold = Hold(self._next, slot, connection, owner, pool_class, key)
         self.holds[hold.id] = hold
-        self._of_connection.setdefault(connection, set()).add(hold.id)
+        self._join(hold)
         if pool_class is PoolClass.PREFETCH:
             hold.soft = self.slots[slot].state is State.COMMITTED
             hold.bounded = not hold.soft or self.slots[slot].fetched_by == owner.id
@@ -130,13 +140,21 @@ class Pool:
         for hold in [self._own(connection, hold_id) for hold_id in holds]:
             self._leave(hold)
             hold.connection = to
-            self._of_connection.setdefault(to, set()).add(hold.id)
+            self._join(hold)
+
+    def runs(self, connection: int, owner: str) -> None:
+        """The landing is over and the request runs: what it holds counts as growth (rule: class_order)."""
+        for hold in self.held_by_owner(connection, owner):
+            if hold.pool_class is PoolClass.LANDING:
+                hold.pool_class = PoolClass.GROWTH
+
+    def _join(self, hold: Hold) -> None:
+        self._of_connection.setdefault(hold.connection, set()).add(hold.id)
+        self._of_owner.setdefault((hold.connection, hold.owner.id), set()).add(hold.id)
 
     def _leave(self, hold: Hold) -> None:
-        of = self._of_connection[hold.connection]
-        of.discard(hold.id)
-        if not of:
-            del self._of_connection[hold.connection]
+        _discard(self._of_connection, hold.connection, hold.id)
+        _discard(self._of_owner, (hold.connection, hold.owner.id), hold.id)
 
     def _end(self, hold: Hold) -> None:
         self._forget_hold(hold)
@@ -283,3 +301,13 @@ class Pool:
         self.slots.forget(slot)
         self._yield_prefetched()
         return True
+
+
+K = TypeVar("K")
+
+
+def _discard(sets: dict[K, set[int]], key: K, value: int) -> None:
+    """No empty set stays."""
+    sets[key].discard(value)
+    if not sets[key]:
+        del sets[key]

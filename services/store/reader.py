@@ -63,6 +63,11 @@ class Copy:
     source: peer.Descriptor
     target: Held
 
+    @property
+    def parent(self) -> bytes:
+        """The key before: as who asks knows it, else as the owner does."""
+        return self.wanted.parent or self.source.parent
+
 
 class RemoteReader:
     def __init__(
@@ -243,7 +248,7 @@ class RemoteReader:
             slab.commit(
                 AGENT,
                 [copy.target.hold for copy in run],
-                run[0].wanted.parent,
+                run[0].parent,
                 [copy.wanted.key for copy in run],
                 [copy.source.size for copy in run],
                 fetched_by=owner.id or "fetch",
@@ -256,11 +261,11 @@ class RemoteReader:
 
 def runs(copies: Sequence[Copy]) -> Iterator[tuple[Sequence[Copy], bool]]:
     """Blocks that are committed together: those that follow each other (True), or that all have the same parent."""
-    if len({copy.wanted.parent for copy in copies}) == 1 < len(copies):
+    if len({copy.parent for copy in copies}) == 1 < len(copies):
         yield copies, False
         return
     begin = 0
     for at in range(1, len(copies) + 1):
-        if at == len(copies) or copies[at].wanted.parent != copies[at - 1].wanted.key:
+        if at == len(copies) or copies[at].parent != copies[at - 1].wanted.key:
             yield copies[begin:at], True
             begin = at

@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from services.store.placement import Place
 from services.store.transfer.base import Peer
 from shared.errors import MooncakeError, PeerGone, Refused, Unavailable
 from shared.heartbeat import Heartbeat
 from shared.index import DRAM, code
+from shared.index.dropping import may_drop
 from shared.index.lookup import lookup
 from shared.index.publishing import IndexPublisher
 from shared.messages import Ref
@@ -95,3 +97,17 @@ class Registration:
         if agent is None:
             raise PeerGone(f"no agent {id} is registered")
         return Peer(agent.ref, agent.host, agent.port, agent.host_id, agent.shm)
+
+    async def places(self) -> list[Place]:
+        """From the last snapshot; from a new one where that does not name this agent yet."""
+        if self._me.id not in self._agents:
+            self._saw(await self._metadata.snapshot())
+        return [_place(agent) for agent in self._agents.values()]
+
+    async def may_drop(self, keys: Sequence[bytes], keep: int) -> list[bool]:
+        living = {agent.code for agent in self._agents.values()} | {code(self._me.incarnation)}
+        return await may_drop(self._metadata.link, self._mesh, code(self._me.incarnation), keys, keep, living)
+
+
+def _place(agent: AgentRecord) -> Place:
+    return Place(agent.ref.id, agent.node, agent.host_id, agent.used / (agent.slots or 1), agent.backlog_bytes)

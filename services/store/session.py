@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 
 from services.store.frames import FrameReader, frame
-from services.store.local_messages import Answer, AnyRequest, Failed, GiveUp
+from services.store.local_messages import Aborted, Answer, AnyRequest, Failed, GiveUp
 from shared.errors import AgentGone, DeadlineExceeded, MooncakeError, ProtocolError
 
 GRACE = 2.0
 """Seconds on top of a request's own timeout, after which the agent counts as hung."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_answers: msgspec.msgpack.Decoder[Answer | Failed] = msgspec.msgpack.Decoder(Answer | Failed)
+_answers: msgspec.msgpack.Decoder[Answer | Failed | Aborted] = msgspec.msgpack.Decoder(Answer | Failed | Aborted)
 
 
 @dataclass
@@ -30,10 +30,12 @@ class Pending:
 
 
 class Session(asyncio.Protocol):
-    """``closed`` once the agent is gone; everything that waits then raises AgentGone."""
+    """``closed`` once the agent is gone; everything that waits then raises AgentGone. ``on_abort`` hears of owners that
+    have to give way."""
 
     def __init__(self) -> None:
         self.closed = False
+        self.on_abort: Callable[[str], None] | None = None
         self._pending: dict[int, Pending] = {}
         self._next = 0
         self._reader = FrameReader()
@@ -107,7 +109,11 @@ class Session(asyncio.Protocol):
         except (ProtocolError, msgspec.DecodeError):
             self.close()
 
-    def _answered(self, message: Answer | Failed) -> None:
+    def _answered(self, message: Answer | Failed | Aborted) -> None:
+        if isinstance(message, Aborted):
+            if self.on_abort is not None:
+                self.on_abort(message.owner)
+            return
         entry = self._pending.pop(message.id, None)
         if entry is None:
             return

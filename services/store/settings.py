@@ -111,6 +111,15 @@ class StoreSettings(CommonSettings, frozen=True, kw_only=True):
         float, Meta(description="Share of the slots that only running sequences may take.", ge=0, le=0.9)
     ] = 0.02
     prefetch_share: Annotated[float, Meta(description="Share of the slots that prefetch may take.", ge=0, le=1)] = 0.5
+    abort_after: Annotated[
+        float,
+        Meta(
+            description="Seconds that a landing or a prefill waits for room before younger ones have to give way.",
+            ge=0,
+            le=60,
+        ),
+    ] = 1.0
+    pin_share: Annotated[float, Meta(description="Share of the slots that hard pins may keep.", ge=0, le=0.9)] = 0.25
     low_watermark: Annotated[
         float, Meta(description="With a smaller share of free slots, blocks are evicted ahead of need.", ge=0, le=0.5)
     ] = 0.02

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
-from typing import TypeVar
 
 from services.store.checksums import Checksums
 from services.store.directory import Directory
@@ -19,27 +18,22 @@ from services.store.leases import LeaseTable
 from services.store.lower import Lower, NothingLower
 from services.store.memory import SlabMemory
 from services.store.metrics import EVICTED
+from services.store.pinning import PinTable
 from services.store.pins import Pins, WriteGrants
 from services.store.pool import Pool
 from services.store.prefault import Prefault
+from services.store.room import RETRY, Room
 from services.store.settings import StoreSettings
 from services.store.slots import State
-from services.store.waiting import Line, Want
 from shared.blocks import Namespace
 from shared.engines.base import Held, Kind, Owner, PoolClass
-from shared.errors import PoolFull
 from shared.records import SlabRecord
 
 AGENT = 0
 """The agent itself, as a connection: fetches in flight and quarantined landings."""
 
-RETRY = 0.02
-"""Seconds until a waiting wish is tried again although nothing was released: a copy that pinned a slot has ended."""
-
 TRIM = 64
 """Blocks that one look evicts ahead of need."""
-
-T = TypeVar("T")
 
 
 def boottime() -> float:
@@ -69,10 +63,12 @@ class Slab:
         self.grants = WriteGrants()
         headroom = int(slots * settings.growth_headroom)
         self.pool = Pool(slots, self.pins.claim, headroom, int(slots * settings.prefetch_share))
+        self.pinned = PinTable(self.pool, int(slots * settings.pin_share))
         self.leases = LeaseTable(settings.lease_ttl, settings.outgoing_leases)
         self.landings = LandingTable()
         self.checksums = Checksums(self.memory, self.pool.slots, self.pins, threads)
-        self.line = Line()
+        self.room = Room(self.pool, AGENT, settings.abort_after, self._room_changed)
+        self._trimming = False
         self.lower: Lower = NothingLower()
         self._prefault = Prefault(self.memory, threads)
         self._checksums_on = settings.checksums
@@ -80,7 +76,6 @@ class Slab:
         self._high = int(slots * settings.high_watermark)
         self._evictions = 0
         self._directory = directory
-        self._tries: dict[Want, Callable[[], None]] = {}
         self._waiters: dict[bytes, list[asyncio.Future[None]]] = {}
         self._scheduled: asyncio.Handle | None = None
 
@@ -104,7 +99,7 @@ class Slab:
         def attempt(keep: int) -> list[Held] | None:
             return self.pool.reserve(keys, connection, owner, pool_class, keep)
 
-        return await self.room(attempt, self.line.want(count, owner, pool_class), timeout)
+        return await self.room.get(attempt, self.room.want(count, owner, pool_class), timeout)
 
     async def allocate(
         self, count: int, connection: int, owner: Owner, pool_class: PoolClass, timeout: float
@@ -114,43 +109,11 @@ class Slab:
         def attempt(keep: int) -> list[Held] | None:
             return self.pool.allocate(count, connection, owner, pool_class, keep)
 
-        return await self.room(attempt, self.line.want(count, owner, pool_class), timeout)
+        return await self.room.get(attempt, self.room.want(count, owner, pool_class), timeout)
 
-    async def room(self, attempt: Callable[[int], T | None], want: Want, timeout: float) -> T:
-        """What ``attempt`` gives, tried at once and again, in the line's order, whenever room may have come free."""
-        granted = attempt(self.line.kept_from(want))
+    def _room_changed(self, delay: float) -> None:
         self.drain()
-        return granted if granted is not None else await self._stand_in_line(attempt, want, timeout)
-
-    async def _stand_in_line(self, attempt: Callable[[int], T | None], want: Want, timeout: float) -> T:
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-        def again() -> None:
-            if future.done():
-                return
-            try:
-                granted = attempt(self.line.kept_from(want))
-            except Exception as e:
-                future.set_exception(e)
-                return
-            if granted is not None:
-                future.set_result(granted)
-
-        self.line.join(want)
-        self._tries[want] = again
-        self.changed(RETRY)
-        try:
-            await asyncio.wait({future}, timeout=timeout)
-        except asyncio.CancelledError:
-            if not future.done():
-                raise  # else it is granted already: the answer must go out, so that it is given back
-        finally:
-            self.line.leave(want)
-            del self._tries[want]
-            self.changed()
-        if not future.done():
-            raise PoolFull(f"no room for {want.slots} slots within {timeout:.1f} s")
-        return future.result()
+        self.changed(delay)
 
     def changed(self, delay: float = 0.0) -> None:
         """Something was let go: serve the line soon."""
@@ -163,20 +126,22 @@ class Slab:
 
     def _serve(self) -> None:
         self._scheduled = None
-        for want in self.line:
-            if want in self._tries:
-                self._tries[want]()
+        self.room.serve()
         self._trim()
         self.drain()
         self.lower.changed()
-        if len(self.line):
+        if len(self.room):
             self.changed(RETRY)
 
     def _trim(self) -> None:
-        """Ahead of need, and as far as nothing is lost by it."""
+        """Ahead of need, a bounded number of blocks at a time, and as far as nothing is lost by it."""
         slots = self.pool.slots
-        if slots.free < self._low:
-            slots.trim(self._low, self._high, self.lower.ready(min(self._high - slots.free, TRIM)))
+        self._trimming = slots.free < (self._high if self._trimming else self._low)
+        if self._trimming:
+            ready = self.lower.ready(min(self._high - slots.free, TRIM))
+            self._trimming = slots.trim(self._high, self._high, ready) > 0
+            if self._trimming and slots.free < self._high:
+                self.changed()
 
     def drain(self) -> None:
         """Tell the index and the waiting what has happened, in order. After every change of the pool."""
@@ -186,6 +151,7 @@ class Slab:
             self._evictions = self.pool.slots.evictions
         if self.pool.slots.dropped:
             dropped, self.pool.slots.dropped = self.pool.slots.dropped, []
+            self.pinned.gone(dropped)
             gone = self.lower.left(dropped)
             if gone:
                 self._directory.evicted(gone)
@@ -259,6 +225,11 @@ class Slab:
         self.changed()
         return removed
 
+    def unpin(self, keys: Sequence[bytes], owner: str) -> list[bool]:
+        unpinned = [self.pinned.unpin(key, owner) for key in keys]
+        self.changed()
+        return unpinned
+
     async def settled(self, key: bytes, timeout: float) -> bool:
         """Wait until nobody writes the key any more. False at the timeout."""
         if not self.pool.in_progress(key):
@@ -308,8 +279,10 @@ class Slab:
         )
 
     def expire(self) -> None:
-        """Let go of what remote readers' leases no longer hold."""
+        """Let go of what remote readers' leases and pins no longer hold."""
         self.unuse(self.leases.expire(boottime()))
+        if self.pinned.expire(boottime()):
+            self.changed()
 
     def close(self) -> None:
         if self._scheduled is not None:

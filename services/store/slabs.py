@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from services.store.directory import Directory
 from services.store.lower import Lower, NothingLower
 from services.store.memory import stride_of
+from services.store.preemption import Victim
 from services.store.settings import StoreSettings
 from services.store.slab import Slab, segment_name
 from services.store.transfer.base import Generations, TransferEngine
@@ -35,10 +37,15 @@ class Slabs(Mapping[str, Slab]):
         self._slabs: dict[str, Slab] = {}
         self._engine: TransferEngine | None = None
         self._location = ""
+        self._abort: Callable[[Slab, Victim], None] = lambda slab, victim: None
 
     def bind(self, engine: TransferEngine, location: str = "cpu:0") -> None:
         """Slabs made from now on are registered there, as memory at ``location``."""
         self._engine, self._location = engine, location
+
+    def on_abort(self, abort: Callable[[Slab, Victim], None]) -> None:
+        """Called for a request that has to give way in a slab made from now on."""
+        self._abort = abort
 
     def __getitem__(self, name: str) -> Slab:
         return self._slabs[name]
@@ -70,6 +77,7 @@ class Slabs(Mapping[str, Slab]):
             )
         slab = Slab(namespace, slots, settings, self._directory, self._threads)
         slab.lower = self._lower(slab)
+        slab.room.abort = partial(self._abort, slab)
         if self._engine is not None:
             register(self._engine, slab, self._location)
         return slab

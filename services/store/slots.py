@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from services.store.eviction import EvictionOrder
+from services.store.eviction import EvictionOrder, Rank
 from shared.engines.base import PoolClass
 from shared.errors import DoesNotFit
 
@@ -107,10 +107,14 @@ class Slots:
         """Available, without what is kept for growth."""
         return max(0, self.available(pool_class) - self._kept(pool_class))
 
+    def short(self, count: int, pool_class: PoolClass, keep: int) -> int:
+        """Slots that are missing so that :meth:`take` could give ``count``; none where this is negative."""
+        return count + max(keep, self._kept(pool_class)) - self.available(pool_class)
+
     def take(self, count: int, pool_class: PoolClass, keep: int) -> list[int] | None:
         """``count`` claimed slots for writing, evicting what it takes, or None: all or nothing. ``keep`` slots stay
         available for others."""
-        if self.available(pool_class) - count < max(keep, self._kept(pool_class)):
+        if self.short(count, pool_class, keep) > 0:
             return None
         self.evict(count - len(self._free), pool_class)
         taken = self._claimed(count)
@@ -131,34 +135,42 @@ class Slots:
         self._free.extend(taken)
         return None
 
-    def evict(self, count: int, pool_class: PoolClass = PoolClass.CACHE) -> int:
-        """Let up to ``count`` idle blocks go, the least recently used first, leaves before parents."""
+    def evict(self, count: int, pool_class: PoolClass = PoolClass.CACHE, ahead: bool = False) -> int:
+        """Let up to ``count`` idle blocks go: the least recently used first, leaves before parents, what is softly
+        pinned last, and not at all ``ahead`` of need."""
         done = 0
-        while done < count:
-            slot = self._order.pop(self._is_free_leaf)
-            if slot is None and pool_class < PoolClass.PREFETCH:
-                slot = self._order.pop(self._is_leaf, yielding=True)
-            if slot is None:
-                break
+        while done < count and (slot := self._victim(pool_class, ahead)) is not None:
             self.forget(slot)
             done += 1
         self.evictions += done
         return done
 
+    def _victim(self, pool_class: PoolClass, ahead: bool) -> int | None:
+        slot = self._order.pop(self._is_free_leaf)
+        if slot is not None and not self._order.kept(slot):
+            return slot
+        kept = slot
+        slot = self._order.pop(self._is_leaf, yielding=True) if pool_class < PoolClass.PREFETCH else None
+        if slot is None and not ahead:
+            return kept
+        if kept is not None:
+            self._order.push(kept)
+        return slot
+
     def trim(self, low: int, high: int, most: int) -> int:
         """Watermarks: with fewer than ``low`` free slots evict until ``high`` are free, at most ``most`` now."""
-        return self.evict(min(high - len(self._free), most)) if len(self._free) < low else 0
+        return self.evict(min(high - len(self._free), most), ahead=True) if len(self._free) < low else 0
 
     def coming(self, count: int) -> list[int]:
         """The next ``count`` blocks that would be evicted, in that order."""
         out: list[int] = []
         leaves: dict[int, None] = {}
-        above: list[tuple[float, int]] = []
+        above: list[Rank] = []
         gone: dict[bytes, int] = {}
         leaf = self._order.pop(self._is_free_leaf) if count > 0 else None
         while len(out) < count and (leaf is not None or above):
-            if leaf is None or (above and above[0] < (self._order.stamps[leaf], leaf)):
-                out.append(heapq.heappop(above)[1])
+            if leaf is None or (above and above[0] < self._order.rank(leaf)):
+                out.append(heapq.heappop(above)[2])
             else:
                 leaves[leaf] = None
                 out.append(leaf)
@@ -178,14 +190,19 @@ class Slots:
             if leaf not in seen:
                 return leaf
 
-    def _uncover(self, parent: bytes, gone: dict[bytes, int], above: list[tuple[float, int]]) -> None:
+    def _uncover(self, parent: bytes, gone: dict[bytes, int], above: list[Rank]) -> None:
         """One more of the parent's children would be gone: offer it where that was the last."""
         gone[parent] = gone.get(parent, 0) + 1
         slot = self.by_key.get(parent)
         if slot is not None and gone[parent] == self._children.get(parent):
             s = self.table[slot]
             if s.idle and not s.soft:
-                heapq.heappush(above, (self._order.stamps[slot], slot))
+                heapq.heappush(above, self._order.rank(slot))
+
+    def keep(self, slot: int, kept: bool) -> None:
+        """A soft pin begins or ends: the block goes after all that are not pinned."""
+        self._order.keep(slot, kept)
+        self._settled(slot)
 
     @property
     def clock(self) -> float:
@@ -221,13 +238,16 @@ class Slots:
         s = self.table[slot]
         if self._is_leaf(slot):
             self._order.push(slot, yielding=s.soft > 0)
-        elif s.state is not State.COMMITTED and not (s.holds or s.soft or s.uses):
+        elif s.state not in (State.COMMITTED, State.FREE) and not (s.holds or s.soft or s.uses):
             self.table[slot] = Slot()
             self._free.append(slot)
 
     def publish(self, slot: int, key: bytes, parent: bytes, length: int, fetched_by: str) -> None:
-        """WRITING -> COMMITTED. The key is not there yet."""
+        """WRITING -> COMMITTED. The key is not there yet. A parent that comes after the block is a lie, and would keep
+        both for ever: it counts as none."""
         s = self.table[slot]
+        if parent and key in self._children and self._comes_after(parent, key):
+            parent = b""
         s.state, s.key, s.parent, s.length, s.fetched_by = State.COMMITTED, key, parent, length, fetched_by
         s.checksum = None
         self.by_key[key] = slot
@@ -236,6 +256,13 @@ class Slots:
         self._order.touch_middle(slot) if fetched_by else self._order.touch(slot)
         self._count(s, 1)
         self._settled(slot)
+
+    def _comes_after(self, key: bytes, other: bytes) -> bool:
+        at: int | None = self.by_key.get(key)
+        while at is not None and key != other:
+            key = self.table[at].parent
+            at = self.by_key.get(key)
+        return key == other
 
     def forget(self, slot: int) -> None:
         """COMMITTED -> REMOVED, and FREE once nobody holds it. Its parent may be a leaf now."""
@@ -249,6 +276,7 @@ class Slots:
         if s.soft:
             s.soft = 0
             self.yielded.append(slot)
+        self._order.keep(slot, False)
         self._settled(slot)
 
     def _orphan(self, parent: bytes) -> None:

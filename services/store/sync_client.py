@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Self, TypeVar
 
 from services.store.client import StoreClient
+from services.store.object_calls import PIN_TTL, Pinned, Replicas
 from services.store.objects import Buffer, Data, Put
 from shared.blocks import Namespace
 
@@ -51,6 +52,15 @@ class SyncStoreClient:
 
     def remove(self, keys: Sequence[bytes], timeout: float = 10.0) -> list[bool]:
         return self._run(self._client.remove(keys, timeout), timeout)
+
+    def pin(self, keys: Sequence[bytes], *, hard: bool = True, ttl: float = PIN_TTL) -> list[Pinned]:
+        return self._run(self._client.pin(keys, hard=hard, ttl=ttl), SLACK)
+
+    def unpin(self, keys: Sequence[bytes]) -> list[bool]:
+        return self._run(self._client.unpin(keys), SLACK)
+
+    def change_replica(self, keys: Sequence[bytes], copies: int, timeout: float = 10.0) -> list[Replicas]:
+        return self._run(self._client.change_replica(keys, copies, timeout), timeout)
 
     def close(self) -> None:
         """Idempotent."""

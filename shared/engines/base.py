@@ -271,3 +271,12 @@ class KVStore(Protocol):
     async def stream(self, target: LandingTarget, runs: Sequence[Run], owner: Owner, timeout: float) -> int:
         """Write runs into a landing at another agent. Returns the bytes moved when all of them are in the target's
         memory and reported there. Raises Fenced, TransferError. The local slots are held until then by the store."""
+
+
+@runtime_checkable
+class Aborting(Protocol):
+    """A store that tells when a request has to give way to an older one, or to growth."""
+
+    def watch_aborts(self, told: Callable[[str], None]) -> None:
+        """``told`` is called on the event loop with the :class:`Owner` id of a request: whoever runs it ends it and
+        releases what it holds. Its landings are fenced already. One watcher for each connection."""

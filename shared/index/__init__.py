@@ -2,7 +2,7 @@
 
 Pure: ``entry`` (one stream entry), ``digest``, ``publisher`` (agent side), ``prefix`` (who holds how long a prefix),
 ``mirror`` (apply, compare, decide to resync), ``breaker`` (whom not to purge), ``twin`` (the Redis scripts in Python).
-Shells: ``publishing``, ``mirroring``, ``lookup``, ``sweeping``, ``sparing``.
+Shells: ``publishing``, ``mirroring``, ``lookup``, ``dropping``, ``sweeping``, ``sparing``.
 """
 
 from __future__ import annotations
@@ -34,3 +34,4 @@ class Layout:
         self.stream = [base + "stream" for base in bases]  # changes
         self.taken = [base + "taken" for base in bases]  # hash: code -> State, what Redis holds of it
         self.told = [base + "told" for base in bases]  # hash: code -> State, what the agent says it holds
+        self.drops = [base + "drops" for base in bases]  # sorted set: key and code that may be dropped, until when

@@ -11,8 +11,8 @@ from collections.abc import Coroutine
 from typing import Any, Generic, TypeVar
 
 from shared.bus import Bus
-from shared.engines.base import Engine, KVStore
-from shared.errors import Draining, MooncakeError, StaleIncarnation, UnknownAttempt
+from shared.engines.base import Aborting, Engine, KVStore
+from shared.errors import Draining, MooncakeError, NoRoom, StaleIncarnation, UnknownAttempt
 from shared.instance.attempts import AttemptTable, Key, Phase
 from shared.instance.courier import Courier
 from shared.instance.job import Job, cause
@@ -85,6 +85,16 @@ class Instance(ABC, Generic[J]):
     @abstractmethod
     def attach(self, store: KVStore) -> None:
         """Work over this connection from now on. No attempt is held; the engine is bound to its pool by the caller."""
+
+    def listen(self, store: KVStore) -> None:
+        """The pool may need room for an older request, or for growth: then one of ours is given up."""
+        if isinstance(store, Aborting):
+            store.watch_aborts(self._give_way)
+
+    def _give_way(self, owner: str) -> None:
+        for job in tuple(self.jobs.values()):
+            if job.owner.id == owner:
+                self.give_up(job.key, NoRoom("the pool needs the room for an older request"))
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
         """What runs for ever beside the messages."""

@@ -1,0 +1,69 @@
+"""The agent's answers about blocks as objects: removed, pinned and copied for any program of the node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from services.store import local_messages as wire
+from services.store.connection import Connection, Handler
+from services.store.fetcher import Fetcher
+from services.store.removal import Removal
+from services.store.replication import MOST, Replication
+from services.store.slab import boottime
+from shared.blocks import KEY, split_keys
+from shared.engines.base import Owner, PoolClass
+from shared.errors import InvalidInput, PinLimit
+
+MAX_WAIT = 3600.0
+
+PROMOTION = 2.0
+"""Seconds that a lease or a pin waits for blocks of the SSD. What is not there by then is answered as absent."""
+
+
+class ObjectService:
+    """One for an agent. ``handlers`` by the type of the request."""
+
+    def __init__(self, fetcher: Fetcher, removal: Removal, replicas: Replication) -> None:
+        self._fetcher = fetcher
+        self._replicas = replicas
+        self._removal = removal
+        self.handlers: Mapping[type, Handler] = {
+            wire.Remove: lambda c, r: self._removal.remove(c.slab, keys_of(r.keys), bounded(r.timeout)),
+            wire.ChangeReplica: self._change_replica,
+            wire.Pin: self._pin,
+            wire.Unpin: lambda c, r: c.slab.unpin(keys_of(r.keys), r.owner),
+        }
+
+    async def _change_replica(self, connection: Connection, r: wire.ChangeReplica) -> list[wire.Copies]:
+        if not 1 <= r.copies <= MOST:
+            raise InvalidInput(f"{r.copies} copies; 1 to {MOST} are possible (remove takes all away)", field="copies")
+        found = await self._replicas.change(connection.slab, keys_of(r.keys), r.copies, bounded(r.timeout))
+        return [wire.Copies(c.agents, None if c.error is None else c.error.to_wire()) for c in found]
+
+    async def _pin(self, c: Connection, r: wire.Pin) -> list[wire.Outcome]:
+        keys = keys_of(r.keys)
+        if not r.ttl > 0:
+            raise InvalidInput(f"a pin lasts more than {r.ttl:g} s", field="ttl")
+        async with self._fetcher.brought_up(c.slab, keys, Owner("pin/" + r.owner), PoolClass.CACHE, PROMOTION):
+            return [self._pinned(c, key, r) for key in keys]
+
+    @staticmethod
+    def _pinned(c: Connection, key: bytes, r: wire.Pin) -> wire.Outcome:
+        try:
+            return wire.Outcome(c.slab.pinned.pin(boottime(), key, r.owner, r.hard, r.ttl))
+        except PinLimit as e:
+            return wire.Outcome(False, e.to_wire())
+
+
+def keys_of(packed: bytes) -> list[bytes]:
+    """Raises InvalidInput."""
+    if len(packed) % KEY:
+        raise InvalidInput(f"keys have {KEY} bytes each", field="keys")
+    return split_keys(packed)
+
+
+def bounded(timeout: float) -> float:
+    """Everything that waits has a deadline. Raises InvalidInput for what is none (NaN too)."""
+    if not 0 <= timeout <= MAX_WAIT:
+        raise InvalidInput(f"a timeout is 0 to {MAX_WAIT:g} s", field="timeout")
+    return timeout
