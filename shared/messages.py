@@ -84,6 +84,7 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     of ``tokens``. ``age_ms``: time since the *request* arrived (age is the request's, not the attempt's).
     ``deadline_ms``: time left until its TTFT objective. ``priority``: higher is more urgent. Both are hints.
     ``lists``: number of the last live list that the gateway sent to this instance; only later ones count.
+    ``tenant``: whose quota of cache its blocks count against.
     """
 
     gateway: Ref
@@ -98,6 +99,7 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     expected_output: int = 0
     sources: list[Source] = []
+    tenant: str = ""
 
 
 # -- gateway -> instance -----------------------------------------------------------------------------------

@@ -217,6 +217,8 @@ class Agent:
         self._backlog = sum(slab.leases.bytes for slab in self.slabs.values())
         for kind, gauge in metrics.HELD.items():
             gauge.set(stats[kind])
+        for tenant, size in self.slabs.quotas.shown().items():
+            metrics.TENANT_BYTES.labels(tenant).set(size)
         for state, amount in (("free", stats["free"]), ("cached", stats["cached"]), ("used", stats["store_slots"])):
             metrics.SLOTS.labels(state).set(amount)
 

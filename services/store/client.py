@@ -36,8 +36,9 @@ class StoreClient(ObjectCalls):
     when this process is dead.
     """
 
-    def __init__(self, attached: Attached, session: Session, namespace: Namespace, name: str) -> None:
+    def __init__(self, attached: Attached, session: Session, namespace: Namespace, name: str, tenant: str = "") -> None:
         super().__init__(session, name)
+        self._tenant = tenant
         self._object_api: Objects | None = None
         self._fd = attached.fd
         self._agent = attached.welcome.agent
@@ -46,16 +47,24 @@ class StoreClient(ObjectCalls):
 
     @classmethod
     async def connect(
-        cls, address: str, namespace: Namespace, *, owner_name: str = "", secret: str = "", timeout: float = 10.0
+        cls,
+        address: str,
+        namespace: Namespace,
+        *,
+        owner_name: str = "",
+        secret: str = "",
+        timeout: float = 10.0,
+        tenant: str = "",
     ) -> Self:
         """Attach to the agent at ``address`` (a path, or ``@name``). Waits up to ``timeout`` seconds for one that is
-        not there yet. Raises AgentGone, Unauthorized, ConfigError (the pool has no room for another namespace)."""
+        not there yet. What this client puts counts against the quota of ``tenant``. Raises AgentGone, Unauthorized,
+        ConfigError (the pool has no room for another namespace)."""
         name = owner_name or f"pid {os.getpid()}"
         attached = await asyncio.to_thread(attach, address, namespace, name, secret, timeout)
         attached.sock.setblocking(False)
         session = Session()
         await asyncio.get_running_loop().create_unix_connection(lambda: session, sock=attached.sock)
-        return cls(attached, session, namespace, name)
+        return cls(attached, session, namespace, name, tenant)
 
     async def __aenter__(self) -> Self:
         return self
@@ -166,10 +175,9 @@ class StoreClient(ObjectCalls):
             with contextlib.suppress(AgentGone):
                 await self._session.ask(lambda id: wire.Release(id, ids), None)
 
-
     def _objects(self) -> Objects:
         if self._object_api is None:
-            self._object_api = Objects(self, self._name)
+            self._object_api = Objects(self, self._name, self._tenant)
         return self._object_api
 
     async def fetch(
@@ -256,7 +264,7 @@ def _trace() -> dict[str, str]:
 
 
 def _by(owner: Owner, pool_class: PoolClass) -> By:
-    return By(owner.id, owner.age, pool_class.value)
+    return By(owner.id, owner.age, pool_class.value, owner.tenant)
 
 
 def _fetched(packed: wire.FetchedTuple, key: bytes) -> Fetched:

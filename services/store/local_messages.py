@@ -90,12 +90,13 @@ class By(msgspec.Struct, frozen=True, array_like=True):
     owner: str
     age: float
     pool_class: int
+    tenant: str = ""
 
     def checked(self) -> tuple[Owner, PoolClass]:
         """Raises InvalidInput."""
         if self.age != self.age or self.pool_class not in PoolClass._value2member_map_:
             raise InvalidInput(f"age {self.age} or pool class {self.pool_class} is none", field="by")
-        return Owner(self.owner, self.age), PoolClass(self.pool_class)
+        return Owner(self.owner, self.age, self.tenant), PoolClass(self.pool_class)
 
 
 class LeaseLocal(Request, frozen=True, tag="lease"):

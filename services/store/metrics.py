@@ -26,6 +26,9 @@ REPLICAS = counter(
     "Copies asked for by change_replica. result: made, failed, dropped, refused, short (blocks).",
     ("result",),
 )
+TENANT_BYTES = gauge(
+    "store_tenant_bytes", "Committed blocks in DRAM. tenant: those with a quota of their own, other.", ("tenant",)
+)
 SLOTS = gauge("store_slots", "Slots of the pool. state: free, cached (evictable), used.", ("state",))
 HELD = {
     kind: held_gauge(kind)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from shared.blocks import KEY
 from shared.engines.base import Held, Kind, Owner, PoolClass, PoolMap
-from shared.errors import InvalidInput, MooncakeError, PoolFull
+from shared.errors import InvalidInput, MooncakeError, PoolFull, QuotaExceeded
 from shared.tasks import to_the_end
 
 if TYPE_CHECKING:
@@ -69,11 +69,11 @@ class PoolBytes:
 
 
 class Objects:
-    """Over one client. ``owner`` names it in the pool."""
+    """Over one client. ``name`` is its owner in the pool."""
 
-    def __init__(self, client: StoreClient, name: str) -> None:
+    def __init__(self, client: StoreClient, name: str, tenant: str = "") -> None:
         self._client = client
-        self._owner = Owner(name)
+        self._owner = Owner(name, tenant=tenant)
         self._bytes = PoolBytes(client.pool)
         self._batch = max(1, min(BATCH, client.pool.slots // 8))
 
@@ -111,9 +111,14 @@ class Objects:
     ) -> list[int]:
         """Fill in ``results``; returns what must be tried again."""
         keys = [items[i][0] for i in left]
+        end = asyncio.get_running_loop().time() + timeout
         try:
             held = await self._client.reserve(keys, self._owner, PoolClass.CACHE, timeout)
         except MooncakeError as e:
+            half = len(left) // 2
+            if half and isinstance(e, QuotaExceeded):  # one after the other they may make way for each other
+                first = await self._try_put(items, left[:half], results, left_until(end))
+                return first + await self._try_put(items, left[half:], results, left_until(end))
             for i in left:
                 results[i] = Put(False, e)
             return []

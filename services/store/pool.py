@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from services.store.slots import Slots, State
+from services.store.tenants import Quotas
 from shared.engines.base import Held, Kind, Owner, PoolClass
 from shared.errors import InvalidInput, StaleToken
 
@@ -40,9 +41,15 @@ class Pool:
     pool in ``slots.dropped``, until the caller takes them."""
 
     def __init__(
-        self, slots: int, claim: Callable[[int], bool], headroom: int = 0, prefetch: int | None = None
+        self,
+        slots: int,
+        claim: Callable[[int], bool],
+        headroom: int = 0,
+        prefetch: int | None = None,
+        quotas: Quotas | None = None,
+        stride: int = 1,
     ) -> None:
-        self.slots = Slots(slots, claim, headroom, slots if prefetch is None else prefetch)
+        self.slots = Slots(slots, claim, headroom, slots if prefetch is None else prefetch, quotas, stride)
         self.settled: list[bytes] = []
         self.holds: dict[int, Hold] = {}
         self._prefetch = slots if prefetch is None else prefetch
@@ -189,12 +196,13 @@ class Pool:
     def reserve(
         self, keys: Sequence[bytes], connection: int, owner: Owner, pool_class: PoolClass, keep: int = 0
     ) -> list[Held] | None:
-        """Phase one. None when there is no room now; raises DoesNotFit when there never is. A key that occurs twice
-        is IN_PROGRESS the second time."""
+        """Phase one. None when there is no room now; raises DoesNotFit, QuotaExceeded when there never is. A key
+        that occurs twice is IN_PROGRESS the second time."""
         self.slots.check_fits(len(set(keys)), pool_class)
+        self.slots.tenants.check(owner.tenant, len(set(keys)), pool_class)
         new = list(dict.fromkeys(k for k in keys if k not in self.slots.by_key and k not in self._writing))
         present = self.lease([k for k in keys if k in self.slots.by_key], connection, owner, pool_class)
-        slots = self._take(len(new), pool_class, keep)
+        slots = self._take(len(new), owner, pool_class, keep)
         if slots is None:
             self.release(connection, [held.hold for held in present if held is not None])
             return None
@@ -218,12 +226,16 @@ class Pool:
     ) -> list[Held] | None:
         """Private slots, all or nothing; None and DoesNotFit as in ``reserve``."""
         self.slots.check_fits(count, pool_class)
-        slots = self._take(count, pool_class, keep)
+        slots = self._take(count, owner, pool_class, keep)
         if slots is None:
             return None
         return [Held(self._hold(s, connection, owner, pool_class).id, s, Kind.NEW) for s in slots]
 
-    def _take(self, count: int, pool_class: PoolClass, keep: int) -> list[int] | None:
+    def _take(self, count: int, owner: Owner, pool_class: PoolClass, keep: int) -> list[int] | None:
+        """Who is over its quota makes way for itself first, so that nobody else's blocks go for it."""
+        excess = self.slots.tenants.excess(owner.tenant, count) if count else 0
+        if excess and self.slots.evict_own(owner.tenant, excess) < excess and pool_class >= PoolClass.PREFETCH:
+            return None
         if pool_class is PoolClass.PREFETCH and self._prefetched + count > self._prefetch:
             return None
         slots = self.slots.take(count, pool_class, keep)
@@ -273,7 +285,7 @@ class Pool:
         self._settle(hold)
         state = self.slots[hold.slot].state
         if state is State.WRITING and key not in self.slots.by_key:
-            self.slots.publish(hold.slot, key, parent, length, fetched_by)
+            self.slots.publish(hold.slot, key, parent, length, fetched_by, hold.owner.tenant)
             self.settled.append(key)
             self._soften(hold)
         committed = self.slots[hold.slot].state is State.COMMITTED

@@ -23,15 +23,23 @@ T = TypeVar("T")
 
 
 class Room:
-    """``changed`` is called after every change of the pool. ``patience``: seconds that a landing or a prefill waits
-    before it has others aborted; growth does at once. ``abort`` tells a victim, and ends what of it can be ended here.
-    """
+    """``drain`` is called after a change of the pool; ``changed`` with the seconds after which the line is to be tried.
+    ``patience``: seconds that a landing or a prefill waits before it has others aborted; growth does at once. ``abort``
+    tells a victim, and ends what of it can be ended here."""
 
-    def __init__(self, pool: Pool, agent: int, patience: float, changed: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        agent: int,
+        patience: float,
+        drain: Callable[[], None],
+        changed: Callable[[float], None],
+    ) -> None:
         self.line = Line()
         self.abort: Callable[[Victim], None] = lambda victim: None
         self._pool = pool
         self._patience = patience
+        self._drain = drain
         self._changed = changed
         self._preemption = Preemption(pool, agent)
         self._tries: dict[Want, Callable[[], bool]] = {}
@@ -48,6 +56,7 @@ class Room:
         """What ``attempt`` gives, tried at once and again, in the line's order, whenever room may have come free.
         ``attempt`` is told how many slots it must leave. Raises PoolFull, and what ``attempt`` raises."""
         granted = attempt(self.line.kept_from(want))
+        self._drain()
         if granted is not None:
             return granted
         return await self._stand_in_line(attempt, want, timeout)

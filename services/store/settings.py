@@ -111,6 +111,12 @@ class StoreSettings(CommonSettings, frozen=True, kw_only=True):
         float, Meta(description="Share of the slots that only running sequences may take.", ge=0, le=0.9)
     ] = 0.02
     prefetch_share: Annotated[float, Meta(description="Share of the slots that prefetch may take.", ge=0, le=1)] = 0.5
+    tenant_quota_bytes: Annotated[
+        int, Meta(description="Cache in DRAM for each tenant that `tenant_quotas` does not name; 0: no limit.", ge=0)
+    ] = 0
+    tenant_quotas: Annotated[
+        str, Meta(description="YAML file with the cache in DRAM for each tenant, as in `acme: 20GiB`; 0: no limit.")
+    ] = ""
     abort_after: Annotated[
         float,
         Meta(

@@ -25,8 +25,10 @@ from services.store.prefault import Prefault
 from services.store.room import RETRY, Room
 from services.store.settings import StoreSettings
 from services.store.slots import State
+from services.store.tenants import Quotas
 from shared.blocks import Namespace
 from shared.engines.base import Held, Kind, Owner, PoolClass
+from shared.errors import PoolFull
 from shared.records import SlabRecord
 
 AGENT = 0
@@ -54,6 +56,7 @@ class Slab:
         settings: StoreSettings,
         directory: Directory,
         threads: ThreadPoolExecutor,
+        quotas: Quotas | None = None,
     ) -> None:
         self.namespace = namespace
         self.name = segment_name(namespace)
@@ -62,12 +65,13 @@ class Slab:
         self.pins = Pins(slots, self.memory.words)
         self.grants = WriteGrants()
         headroom = int(slots * settings.growth_headroom)
-        self.pool = Pool(slots, self.pins.claim, headroom, int(slots * settings.prefetch_share))
+        prefetch = int(slots * settings.prefetch_share)
+        self.pool = Pool(slots, self.pins.claim, headroom, prefetch, quotas, self.memory.stride)
         self.pinned = PinTable(self.pool, int(slots * settings.pin_share))
         self.leases = LeaseTable(settings.lease_ttl, settings.outgoing_leases)
         self.landings = LandingTable()
         self.checksums = Checksums(self.memory, self.pool.slots, self.pins, threads)
-        self.room = Room(self.pool, AGENT, settings.abort_after, self._room_changed)
+        self.room = Room(self.pool, AGENT, settings.abort_after, self.drain, self.changed)
         self._trimming = False
         self.lower: Lower = NothingLower()
         self._prefault = Prefault(self.memory, threads)
@@ -85,21 +89,26 @@ class Slab:
         self, keys: Sequence[bytes], connection: int, owner: Owner, pool_class: PoolClass
     ) -> list[Held] | None:
         """None where there is no room, or older ones wait for it. Raises DoesNotFit."""
-        want = self.line.want(len(keys) - sum(self.pool.contains(keys)), owner, pool_class)
-        held = self.pool.reserve(keys, connection, owner, pool_class, self.line.kept_from(want))
+        want = self.room.want(len(keys) - sum(self.pool.contains(keys)), owner, pool_class)
+        held = self.pool.reserve(keys, connection, owner, pool_class, self.room.line.kept_from(want))
         self.drain()
         return held
 
     async def reserve(
         self, keys: Sequence[bytes], connection: int, owner: Owner, pool_class: PoolClass, timeout: float
     ) -> list[Held]:
-        """Raises DoesNotFit, PoolFull."""
+        """Raises DoesNotFit, PoolFull, QuotaExceeded."""
         count = len(keys) - sum(self.pool.contains(keys))
 
         def attempt(keep: int) -> list[Held] | None:
             return self.pool.reserve(keys, connection, owner, pool_class, keep)
 
-        return await self.room.get(attempt, self.room.want(count, owner, pool_class), timeout)
+        try:
+            return await self.room.get(attempt, self.room.want(count, owner, pool_class), timeout)
+        except PoolFull:
+            if self.pool.slots.tenants.excess(owner.tenant, count) and pool_class >= PoolClass.PREFETCH:
+                raise self.pool.slots.tenants.refusal(owner.tenant) from None
+            raise
 
     async def allocate(
         self, count: int, connection: int, owner: Owner, pool_class: PoolClass, timeout: float
@@ -110,10 +119,6 @@ class Slab:
             return self.pool.allocate(count, connection, owner, pool_class, keep)
 
         return await self.room.get(attempt, self.room.want(count, owner, pool_class), timeout)
-
-    def _room_changed(self, delay: float) -> None:
-        self.drain()
-        self.changed(delay)
 
     def changed(self, delay: float = 0.0) -> None:
         """Something was let go: serve the line soon."""
@@ -134,8 +139,12 @@ class Slab:
             self.changed(RETRY)
 
     def _trim(self) -> None:
-        """Ahead of need, a bounded number of blocks at a time, and as far as nothing is lost by it."""
+        """Ahead of need, a bounded number of blocks at a time, and as far as nothing is lost by it. First what tenants
+        have beyond their quotas."""
         slots = self.pool.slots
+        for tenant in slots.tenants.over:
+            if slots.evict_own(tenant, min(slots.tenants.excess(tenant), TRIM)) == TRIM:
+                self.changed()
         self._trimming = slots.free < (self._high if self._trimming else self._low)
         if self._trimming:
             ready = self.lower.ready(min(self._high - slots.free, TRIM))

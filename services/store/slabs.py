@@ -12,6 +12,7 @@ from services.store.memory import stride_of
 from services.store.preemption import Victim
 from services.store.settings import StoreSettings
 from services.store.slab import Slab, segment_name
+from services.store.tenants import Quotas, read_quotas
 from services.store.transfer.base import Generations, TransferEngine
 from shared.blocks import ITEMSIZE, Namespace
 from shared.errors import ConfigError, InvalidInput, MooncakeError
@@ -37,6 +38,8 @@ class Slabs(Mapping[str, Slab]):
         self._slabs: dict[str, Slab] = {}
         self._engine: TransferEngine | None = None
         self._location = ""
+        named = read_quotas(settings.tenant_quotas) if settings.tenant_quotas else {}
+        self.quotas = Quotas(settings.tenant_quota_bytes, named)
         self._abort: Callable[[Slab, Victim], None] = lambda slab, victim: None
 
     def bind(self, engine: TransferEngine, location: str = "cpu:0") -> None:
@@ -75,7 +78,7 @@ class Slabs(Mapping[str, Slab]):
                 f"{settings.pool_bytes} (slab_bytes = {settings.slab_bytes}: 0 gives all to the first namespace)",
                 field="slab_bytes" if left < settings.pool_bytes else "pool_bytes",
             )
-        slab = Slab(namespace, slots, settings, self._directory, self._threads)
+        slab = Slab(namespace, slots, settings, self._directory, self._threads, self.quotas)
         slab.lower = self._lower(slab)
         slab.room.abort = partial(self._abort, slab)
         if self._engine is not None:

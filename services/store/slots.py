@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from services.store.eviction import EvictionOrder, Rank
+from services.store.tenants import Quotas, Tenants
 from shared.engines.base import PoolClass
 from shared.errors import DoesNotFit
 
@@ -51,7 +52,15 @@ class Slots:
     ``dropped`` until the caller takes them, slots whose soft holds ended so in ``yielded``.
     """
 
-    def __init__(self, count: int, claim: Callable[[int], bool], headroom: int, prefetch: int) -> None:
+    def __init__(
+        self,
+        count: int,
+        claim: Callable[[int], bool],
+        headroom: int,
+        prefetch: int,
+        quotas: Quotas | None = None,
+        stride: int = 1,
+    ) -> None:
         self.table = [Slot() for _ in range(count)]
         self.by_key: dict[bytes, int] = {}
         self.dropped: list[bytes] = []
@@ -66,6 +75,7 @@ class Slots:
         self._free = list(range(count - 1, -1, -1))
         self._children: dict[bytes, int] = {}
         self._order = EvictionOrder(count)
+        self.tenants = Tenants(quotas or Quotas(), stride, self._order)
 
     def __len__(self) -> int:
         return len(self.table)
@@ -140,6 +150,15 @@ class Slots:
         pinned last, and not at all ``ahead`` of need."""
         done = 0
         while done < count and (slot := self._victim(pool_class, ahead)) is not None:
+            self.forget(slot)
+            done += 1
+        self.evictions += done
+        return done
+
+    def evict_own(self, tenant: str, count: int) -> int:
+        """Let up to ``count`` idle blocks of this tenant go, which has too many."""
+        done = 0
+        while done < count and (slot := self.tenants.pop(tenant, self._is_free_leaf)) is not None:
             self.forget(slot)
             done += 1
         self.evictions += done
@@ -238,11 +257,12 @@ class Slots:
         s = self.table[slot]
         if self._is_leaf(slot):
             self._order.push(slot, yielding=s.soft > 0)
+            self.tenants.push(slot)
         elif s.state not in (State.COMMITTED, State.FREE) and not (s.holds or s.soft or s.uses):
             self.table[slot] = Slot()
             self._free.append(slot)
 
-    def publish(self, slot: int, key: bytes, parent: bytes, length: int, fetched_by: str) -> None:
+    def publish(self, slot: int, key: bytes, parent: bytes, length: int, fetched_by: str, tenant: str = "") -> None:
         """WRITING -> COMMITTED. The key is not there yet. A parent that comes after the block is a lie, and would keep
         both for ever: it counts as none."""
         s = self.table[slot]
@@ -254,6 +274,7 @@ class Slots:
         if parent:
             self._children[parent] = self._children.get(parent, 0) + 1
         self._order.touch_middle(slot) if fetched_by else self._order.touch(slot)
+        self.tenants.published(slot, tenant)
         self._count(s, 1)
         self._settled(slot)
 
@@ -269,6 +290,7 @@ class Slots:
         s = self.table[slot]
         self._count(s, -1)
         s.state = State.REMOVED
+        self.tenants.forgotten(slot)
         del self.by_key[s.key]
         self.dropped.append(s.key)
         if s.parent:

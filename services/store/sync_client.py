@@ -22,13 +22,22 @@ class SyncStoreClient:
     """Blocking twin of :class:`StoreClient`, over a loop in a thread of its own. Thread-safe. ``close`` it."""
 
     def __init__(
-        self, address: str, namespace: Namespace, *, owner_name: str = "", secret: str = "", timeout: float = 10.0
+        self,
+        address: str,
+        namespace: Namespace,
+        *,
+        owner_name: str = "",
+        secret: str = "",
+        timeout: float = 10.0,
+        tenant: str = "",
     ) -> None:
         """Raises AgentGone, Unauthorized, ConfigError, as :meth:`StoreClient.connect`."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="store-client", daemon=True)
         self._thread.start()
-        connecting = StoreClient.connect(address, namespace, owner_name=owner_name, secret=secret, timeout=timeout)
+        connecting = StoreClient.connect(
+            address, namespace, owner_name=owner_name, secret=secret, timeout=timeout, tenant=tenant
+        )
         try:
             self._client = self._run(connecting, timeout)
         except BaseException:

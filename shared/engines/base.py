@@ -115,10 +115,12 @@ class PoolClass(IntEnum):
 
 @dataclass(frozen=True)
 class Owner:
-    """Who holds. ``id`` is opaque to the store ("request/attempt"); ``age`` orders requests (lower is older)."""
+    """Who holds. ``id`` is opaque to the store ("request/attempt"); ``age`` orders requests (lower is older). What it
+    commits counts against the quota of ``tenant``."""
 
     id: str
     age: float = 0.0
+    tenant: str = ""
 
 
 class Kind(IntEnum):

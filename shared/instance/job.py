@@ -31,6 +31,7 @@ class Prompt:
         self.prompt_tokens = admission.prompt_tokens
         self.first = len(self.tokens) - admission.prompt_tokens
         self.sampling = admission.sampling
+        self.tenant = admission.tenant
         self._check()
 
     def _check(self) -> None:
@@ -75,7 +76,7 @@ class Job(ABC):
         self.store = store
         self.holds = Holds(store, role)
         self.born = born
-        self.owner = Owner(f"{key[0]}/{key[1]}", born)
+        self.owner = Owner(f"{key[0]}/{key[1]}", born, prompt.tenant)
         self.task: asyncio.Task[None] | None = None
 
     @abstractmethod

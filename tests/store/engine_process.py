@@ -1,4 +1,5 @@
-"""A store client in a process of its own, obeying lines on stdin: ``reserve N ...``, ``landing N``, ``hangup``."""
+"""A store client in a process of its own, obeying lines on stdin: ``reserve N ...``, ``fill N``, ``commit``,
+``landing N``, ``hangup``."""
 
 from __future__ import annotations
 
@@ -7,15 +8,17 @@ import sys
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from services.store.client import StoreClient
 from shared.blocks import Namespace
-from shared.engines.base import Owner, PoolClass
+from shared.engines.base import Owner, PoolClass, PoolMap
 from shared.messages import Ref
 
 
 async def serve(address: str, namespace: Namespace) -> None:
-    client = await StoreClient.connect(address, namespace, owner_name="child", secret="s")
+    client: Any = await StoreClient.connect(address, namespace, owner_name="child", secret="s")
+    client.kept = []
     print("ready", flush=True)
     while line := (await asyncio.to_thread(sys.stdin.readline)).split():
         await obey(client, *line)
@@ -26,7 +29,11 @@ async def obey(client: Any, command: str, *arguments: str) -> None:
     owner = Owner("child/1")
     if command == "reserve":
         keys = [f"child-{int(i):010d}".encode()[:16] for i in arguments]
-        await client.reserve(keys, owner, PoolClass.PREFILL, 5.0)
+        client.kept += await client.reserve(keys, owner, PoolClass.PREFILL, 5.0)
+    elif command == "fill":
+        fill(client.pool, [h.slot for h in client.kept], int(arguments[0]))
+    elif command == "commit":
+        await client.commit(client.kept, b"", [h.key for h in client.kept])
     elif command == "landing":
         n = int(arguments[0])
         writer = Ref(arguments[1], int(arguments[2])) if len(arguments) > 2 else Ref("nobody", 1)
@@ -34,6 +41,15 @@ async def obey(client: Any, command: str, *arguments: str) -> None:
         print(landing.token, *[h.slot for h in landing.held], flush=True)
     elif command == "hangup":
         client._session.close()
+
+
+def fill(pool: PoolMap, slots: list[int], rounds: int) -> None:
+    """Write each slot over and over, so that a stop comes in the middle; at last with the slot's own number."""
+    memory = np.memmap(pool.path, np.uint8, "r+", pool.offset, (pool.slots, pool.stride))
+    print("filling", flush=True)
+    for value in range(rounds, -1, -1):
+        for slot in slots:
+            memory[slot, : pool.geometry.slot_bytes] = (slot + value) % 256
 
 
 if __name__ == "__main__":

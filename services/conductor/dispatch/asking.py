@@ -99,4 +99,5 @@ class Letters:
             priority=generation.priority,
             expected_output=self._placement.ask.expected_output,
             sources=[Source(agent, blocks) for agent, blocks in self._placement.decision.sources],
+            tenant=generation.tenant,
         )
