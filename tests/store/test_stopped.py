@@ -111,7 +111,7 @@ async def test_b1c_a_stopped_agent_commits_nothing_that_it_read_too_late(
         sys.executable, "-m", "services.store", *flags, stderr=asyncio.subprocess.DEVNULL
     )
     stack.push_async_callback(process.wait)
-    stack.callback(lambda: process.returncode is None and process.kill())
+    stack.callback(lambda: process.kill() if process.returncode is None else None)
     put = await stack.enter_async_context(await StoreClient.connect(owner.settings.socket, NAMESPACE, timeout=200.0))
     get = await stack.enter_async_context(await StoreClient.connect(options["socket"], NAMESPACE, timeout=200.0))
     dice = random.Random(7)
