@@ -27,6 +27,7 @@ from services.store.reader import RemoteReader
 from services.store.removal import Removal
 from services.store.replication import Replication
 from services.store.settings import StoreSettings
+from services.store.slab import Slab
 from services.store.slabs import Slabs
 from services.store.ssd.tier import SsdTier
 from services.store.streamer import Streamer
@@ -94,7 +95,7 @@ class Agent:
         self._peers = PeerService(self.slabs, self._landings, self._streamer, self._fetcher, replicas, self._threads)
         objects = ObjectService(self._fetcher, Removal(calls, directory), replicas)
         self.local = LocalService(self._fetcher, self._landings, self._streamer, directory, objects, self.stats)
-        self.slabs.on_abort(self.local.abort)
+        self.slabs.serve(self.local.abort, self._in_use)
         self._socket = LocalSocket(settings.socket, settings.secret, ref, self.slabs.attach, self.local)
         self._shown, self._ssd_shown = self.stats(), self.ssd.record()
         self._slabs_shown: list[SlabRecord] = []
@@ -150,8 +151,12 @@ class Agent:
         for slab in self.slabs.values():
             slab.expire()
             slab.changed()
+        self.slabs.look()
         self.ssd.look()
         self._show()
+
+    def _in_use(self, slab: Slab) -> bool:
+        return self.local.uses(slab) or bool(self.ssd.writes or self.ssd.reads)
 
     # -- what is held ----------------------------------------------------------------------------------
 

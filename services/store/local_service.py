@@ -75,6 +75,10 @@ class LocalService:
             wire.Bye: self._bye,
         }
 
+    def uses(self, slab: Slab) -> bool:
+        """Somebody is attached to it, or hung up but lives."""
+        return any(connection.slab is slab for connection in (*self.connections, *self.orphans))
+
     def handle(self, connection: Connection, request: wire.AnyRequest) -> Any:
         return self._handlers[type(request)](connection, request)
 

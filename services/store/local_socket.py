@@ -10,7 +10,7 @@ import secrets
 import socket
 import stat
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
@@ -39,7 +39,7 @@ class LocalSocket:
     """Listens from ``start`` to ``close``. Same user only; each engine proves that it knows ``secret``."""
 
     def __init__(
-        self, address: str, secret: str, me: Ref, attach: Callable[[Namespace], Slab], service: LocalService
+        self, address: str, secret: str, me: Ref, attach: Callable[[Namespace], Awaitable[Slab]], service: LocalService
     ) -> None:
         self.address = address
         self._secret = secret
@@ -109,7 +109,7 @@ class LocalSocket:
             raise ProtocolError(f"the engine speaks version {hello.version}, this agent {VERSION}", field="version")
         if not hmac.compare_digest(hello.proof, prove(self._secret, nonce)):
             raise Unauthorized("the engine does not know the secret", field="secret")
-        slab = self._attach(hello.namespace)
+        slab = await self._attach(hello.namespace)
         await self._welcome(sock, hello.name, pid, slab)
 
     async def _welcome(self, sock: socket.socket, name: str, pid: int, slab: Slab) -> None:

@@ -28,6 +28,7 @@ class Pins:
         self._generations = np.zeros(slots, np.uint64) if words is None else words
         self._generations[:] = secrets.randbits(40) | 1
         self._pins = [0] * slots
+        self._copies = 0
         self._lock = Lock()
 
     def claim(self, slot: int) -> bool:
@@ -41,6 +42,11 @@ class Pins:
     def generation(self, slot: int) -> int:
         return int(self._generations[slot])
 
+    @property
+    def busy(self) -> bool:
+        """A copy out of some slot runs now."""
+        return self._copies > 0
+
     @contextmanager
     def pin(self, slot: int, generation: int) -> Iterator[None]:
         """Keep the slot from being claimed while a copy out of it runs. Raises StaleGeneration.
@@ -51,11 +57,13 @@ class Pins:
             if self._generations[slot] != generation:
                 raise StaleGeneration(f"slot {slot} was reused since it was leased")
             self._pins[slot] += 1
+            self._copies += 1
         try:
             yield
         finally:
             with self._lock:
                 self._pins[slot] -= 1
+                self._copies -= 1
 
 
 class _Grant:

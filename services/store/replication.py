@@ -133,7 +133,7 @@ class Replication:
     ) -> list[str]:
         """Have these here, and in the index: for each why not, an error's code. Raises ConfigError where there is no
         room for the namespace."""
-        slab = self._slabs.attach(namespace)
+        slab = await self._slabs.attach(namespace)
         ask = Ask(slab, AGENT, Owner("replica/" + self._me), PoolClass.CACHE)
         try:
             fetched = await self._fetcher.fetch(ask, [Wanted(key, b"") for key in keys], sources, timeout)

@@ -75,6 +75,10 @@ class StoreSettings(CommonSettings, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 0
+    namespace_idle: Annotated[
+        float,
+        Meta(description="Seconds without use after which a namespace may make way for another one.", ge=0, le=86400),
+    ] = 60.0
     transports: Annotated[
         str,
         Meta(description="Which transports carry KV: prefer:A,B (in order) or require:A; of shm, rdma, tcp."),

@@ -74,6 +74,7 @@ class Slab:
         self.room = Room(self.pool, AGENT, settings.abort_after, self.drain, self.changed)
         self._trimming = False
         self.lower: Lower = NothingLower()
+        self.used_at = boottime()
         self._prefault = Prefault(self.memory, threads)
         self._checksums_on = settings.checksums
         self._low = int(slots * settings.low_watermark)
@@ -292,6 +293,17 @@ class Slab:
         self.unuse(self.leases.expire(boottime()))
         if self.pinned.expire(boottime()):
             self.changed()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing of it is held, leased, pinned, waited for or being read."""
+        held = self.pool.slots.used or len(self.leases) or len(self.landings) or len(self.room)
+        return not (held or len(self.checksums) or self.pins.busy)
+
+    def empty(self) -> None:
+        """All blocks leave; those on the SSD stay there."""
+        self.pool.slots.evict(self.memory.slots, PoolClass.GROWTH)
+        self.drain()
 
     def close(self) -> None:
         if self._scheduled is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -11,11 +12,14 @@ from services.store.lower import Lower, NothingLower
 from services.store.memory import stride_of
 from services.store.preemption import Victim
 from services.store.settings import StoreSettings
-from services.store.slab import Slab, segment_name
+from services.store.slab import Slab, boottime, segment_name
 from services.store.tenants import Quotas, read_quotas
 from services.store.transfer.base import Generations, TransferEngine
 from shared.blocks import ITEMSIZE, Namespace
 from shared.errors import ConfigError, InvalidInput, MooncakeError
+from shared.telemetry import log
+
+logger = log("store.slabs")
 
 UNREGISTER_TIMEOUT = 2.0
 
@@ -36,19 +40,22 @@ class Slabs(Mapping[str, Slab]):
         self._directory = directory
         self._threads = threads
         self._slabs: dict[str, Slab] = {}
+        self._attaching = asyncio.Lock()
         self._engine: TransferEngine | None = None
         self._location = ""
         named = read_quotas(settings.tenant_quotas) if settings.tenant_quotas else {}
         self.quotas = Quotas(settings.tenant_quota_bytes, named)
         self._abort: Callable[[Slab, Victim], None] = lambda slab, victim: None
+        self._in_use: Callable[[Slab], bool] = lambda slab: False
 
     def bind(self, engine: TransferEngine, location: str = "cpu:0") -> None:
         """Slabs made from now on are registered there, as memory at ``location``."""
         self._engine, self._location = engine, location
 
-    def on_abort(self, abort: Callable[[Slab, Victim], None]) -> None:
-        """Called for a request that has to give way in a slab made from now on."""
-        self._abort = abort
+    def serve(self, abort: Callable[[Slab, Victim], None], in_use: Callable[[Slab], bool]) -> None:
+        """Before the first slab is made. ``abort`` is called for a request that has to give way; ``in_use`` says
+        whether somebody is attached to a slab."""
+        self._abort, self._in_use = abort, in_use
 
     def __getitem__(self, name: str) -> Slab:
         return self._slabs[name]
@@ -59,23 +66,61 @@ class Slabs(Mapping[str, Slab]):
     def __len__(self) -> int:
         return len(self._slabs)
 
-    def attach(self, namespace: Namespace) -> Slab:
-        """The namespace's slab, made now if it is the first time. Raises InvalidInput, and ConfigError where the pool
-        has no room for it, naming the limit."""
+    async def attach(self, namespace: Namespace) -> Slab:
+        """The namespace's slab, made now if it is the first time. Where the pool has no room for another one, those
+        that nobody has used for long make way. Raises InvalidInput, and ConfigError naming the limit."""
         check(namespace)
         name = segment_name(namespace)
-        if name not in self._slabs:
-            self._slabs[name] = self._make(namespace.deployment())
-        return self._slabs[name]
+        async with self._attaching:
+            if name not in self._slabs:
+                await self._make_room(stride_of(namespace.geometry))
+                self._slabs[name] = self._make(namespace.deployment())
+            self._slabs[name].used_at = boottime()
+            return self._slabs[name]
+
+    def look(self) -> None:
+        """Note which slabs are in use now: somebody is attached, or something of them is held."""
+        for slab in self._slabs.values():
+            if not slab.idle or self._in_use(slab):
+                slab.used_at = boottime()
+
+    async def _make_room(self, stride: int) -> None:
+        """Namespaces come and go: let the memory of the least recently used go until a slab fits."""
+        self.look()
+        wanted = max(stride, self._settings.slab_bytes)
+        for slab in sorted(self._slabs.values(), key=lambda slab: slab.used_at):
+            if self._left >= wanted:
+                return
+            used = self._in_use(slab) or not slab.idle
+            if not used and boottime() - slab.used_at >= self._settings.namespace_idle:
+                await self._retire(slab)
+
+    async def _retire(self, slab: Slab) -> None:
+        """Its blocks leave the pool; what is on the SSD stays there. Nothing happens where a peer still reads it."""
+        slab.empty()
+        try:
+            if self._engine is not None:
+                await self._engine.unregister_local_memory(slab.name, UNREGISTER_TIMEOUT)
+        except MooncakeError as e:
+            logger.warning("namespace keeps its memory: it is still being read", segment=slab.name, error=e.message)
+            return
+        del self._slabs[slab.name]
+        slab.close()
+        logger.info("namespace has made way", segment=slab.name, bytes=slab.memory.size)
+
+    @property
+    def _left(self) -> int:
+        """Bytes of the pool that no slab has."""
+        return self._settings.pool_bytes - sum(slab.memory.size for slab in self._slabs.values())
 
     def _make(self, namespace: Namespace) -> Slab:
-        settings, stride = self._settings, stride_of(namespace.geometry)
-        left = settings.pool_bytes - sum(slab.memory.size for slab in self._slabs.values())
+        settings, stride, left = self._settings, stride_of(namespace.geometry), self._left
         slots = min(settings.slab_bytes or left, left) // stride
         if slots < 1:
             raise ConfigError(
                 f"no room for another namespace: a slot takes {stride} bytes, {left} are left of pool_bytes = "
-                f"{settings.pool_bytes} (slab_bytes = {settings.slab_bytes}: 0 gives all to the first namespace)",
+                f"{settings.pool_bytes} (slab_bytes = {settings.slab_bytes}: 0 gives all to the first namespace; what "
+                f"nobody has used for namespace_idle = {settings.namespace_idle:g} s makes way)",
                 field="slab_bytes" if left < settings.pool_bytes else "pool_bytes",
             )
         slab = Slab(namespace, slots, settings, self._directory, self._threads, self.quotas)
