@@ -1,16 +1,28 @@
-"""What all tests share: quiet threads, and no setting of the developer's own environment."""
+"""What all tests share: quiet threads, no setting of the developer's own environment, how much is drawn, who begins."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+from typing import Any
 
 import pytest
+from hypothesis import settings
+
+from tests.units import rank, unit_of
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 KEPT = {"MOONCAKE_CACHE"}
+
+# A timing is never a test. tests/examples.py scales the numbers that tests give.
+settings.register_profile("usual", deadline=None, max_examples=50)
+settings.register_profile("thorough", deadline=None, max_examples=1000)
+settings.load_profile("usual")
+
+asyncio.set_event_loop(None)  # else pytest-asyncio makes one that nobody closes
 
 
 @pytest.fixture(autouse=True)
@@ -22,5 +34,16 @@ def _own_settings_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole meshes first: they take longest, so the workers of a parallel run end together."""
-    items.sort(key=lambda item: item.get_closest_marker("mesh") is None)
+    items.sort(key=lambda item: rank(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For ``make test``: a unit to a worker, by :func:`rank`. Who asks for another distribution gets it."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = unit_of
+    return scheduler

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from services.decode.room import Room
 from shared.errors import DoesNotFit, NoRoom
+from tests.examples import examples
 
 A, B = ("a", 1), ("b", 1)
 
@@ -72,4 +73,4 @@ class RoomMachine(RuleBasedStateMachine):
 
 
 TestRoom = RoomMachine.TestCase
-TestRoom.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestRoom.settings = settings(max_examples=examples(40), stateful_step_count=20, deadline=None)

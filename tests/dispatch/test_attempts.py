@@ -11,6 +11,7 @@ from services.conductor.dispatch.attempts import MOST_PLANNED, Attempts, Left, S
 from services.conductor.dispatch.lists import LiveLists
 from shared.errors import AgentGone, Draining, InvalidInput, MooncakeError, NoRoom, Tombstoned
 from shared.messages import Ref
+from tests.examples import examples
 
 HOLDING = ("queued", "landing", "hold", "admitted", "landed", "run")
 Message = tuple[str, int, int]
@@ -276,7 +277,7 @@ class Control(RuleBasedStateMachine):
 
 
 TestControl = Control.TestCase
-TestControl.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestControl.settings = settings(max_examples=examples(200), stateful_step_count=50, deadline=None)
 
 
 def started(most: int = 3) -> tuple[Attempts, Ref, Ref]:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from services.conductor.dispatch.lists import LiveLists
 from shared.messages import Ref
+from tests.examples import examples
 
 P, D = Ref("p", 1), Ref("d", 1)
 ID = ("r", 1)
@@ -32,7 +33,7 @@ class Instance:
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 def test_an_instance_never_drops_what_is_listed_and_drops_what_is_not(data: st.DataObject) -> None:
     lists, p = LiveLists(), Instance()
     sent: list[tuple[int, bool]] = []

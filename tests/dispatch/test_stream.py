@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from services.conductor.dispatch.stream import ASK_AGAIN, GAP_GRACE, TokenStream
 from shared.messages import Output, Usage
+from tests.examples import examples
 
 LENGTH = 5
 SILENCE = 2.0
@@ -102,7 +103,7 @@ class Stream(RuleBasedStateMachine):
 
 
 TestStream = Stream.TestCase
-TestStream.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestStream.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 
 
 def test_silence_is_two_seconds_and_a_gap_is_asked_about_at_once() -> None:

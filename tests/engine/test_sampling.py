@@ -19,6 +19,7 @@ from hypothesis.extra.numpy import arrays
 from shared.engines.base import Draw
 from shared.engines.sampling import adjust, draw, finish_reason, is_plain_greedy, probabilities, uniforms
 from shared.messages import Sampling
+from tests.examples import examples
 
 Row = npt.NDArray[np.float32]
 rows = arrays(np.float32, st.integers(2, 40), elements=st.floats(-20, 20, width=32, allow_subnormal=False))
@@ -201,7 +202,7 @@ def test_finish_reason() -> None:
     assert finish_reason(sampling, 5, 2) == "stop"
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.booleans(), st.integers(0, 3))
 def test_plain_greedy_is_what_argmax_answers(bias: bool, position: int) -> None:
     what = ask(position, temperature=0.0, logit_bias={1: 1.0} if bias else {}, min_tokens=2, stop_ids=[0])

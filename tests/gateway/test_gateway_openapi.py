@@ -20,6 +20,7 @@ from services.conductor.gateway.schemas import Served, up_to
 from services.conductor.gateway.tokenizer import Tokenizer
 from services.conductor.gateway.tokenizing import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from shared.errors import InvalidInput
+from tests.examples import examples
 from tests.gateway.fakes import CHAT, MODEL, NAMESPACE, Api, StartApi
 
 VOCABULARY = 326
@@ -238,7 +239,7 @@ def serve(raw: bytes, kind: type[Any], tokenizer: Tokenizer) -> None:
         prepare(ask, tokenizer, NAMESPACE, LIMITS)
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(600), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=bodies())
 def test_a_body_is_taken_exactly_if_the_schema_allows_it(tokenizer: Tokenizer, case: tuple[type[Any], Any]) -> None:
     kind, body = case

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from services.conductor.gateway.chat_template import ChatTemplate
 from services.conductor.gateway.messages import ChatMessage, conversation
 from shared.errors import InvalidInput
+from tests.examples import examples
 from tests.gateway.fakes import MODEL, SPECIAL, TEMPLATE, Api, StartApi, assert_envelope, running, write_tokenizer
 
 # In the manner of templates that are in use: what they test, index, strip, count and print as JSON.
@@ -131,7 +132,7 @@ TURN = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(st.lists(TURN, min_size=1, max_size=5), st.sampled_from([TEMPLATE, TOOLS, MACRO]))
 def test_random_conversations_render_as_plain_jinja_does(messages: list[dict[str, Any]], source: str) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template

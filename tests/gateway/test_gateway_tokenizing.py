@@ -19,6 +19,7 @@ from services.conductor.gateway.options import GatewayOptions
 from services.conductor.gateway.tokenizer import Tokenizer
 from services.conductor.gateway.tokenizing import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from shared.errors import InvalidInput, Unavailable
+from tests.examples import examples
 from tests.gateway.fakes import CHAT, MODEL, SPECIAL, Api, FakeDispatcher, Script, StartApi, assert_envelope
 
 MESSAGES = CHAT["messages"]
@@ -62,7 +63,7 @@ def test_special_tokens_are_added_where_they_are_wanted(tokenizer: Tokenizer) ->
     assert first(**chat, add_special_tokens=True)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 @given(text=st.text(max_size=40))
 def test_any_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.text(text).tolist()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from services.conductor.gateway.ask import Ask, ask_chat, ask_completion
 from services.conductor.gateway.body import ChatBody, CompletionBody, decode_body
 from shared.errors import InvalidInput
+from tests.examples import examples
 from tests.gateway.fakes import CHAT, EOS, MODEL, Api, Script, StartApi, assert_envelope
 
 BASES: dict[str, dict[str, Any]] = {
@@ -248,7 +249,7 @@ JSON = st.recursive(
 FIELDS = sorted(set(ChatBody.__struct_fields__) | set(CompletionBody.__struct_fields__))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.sampled_from(ENDPOINTS), st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=4), JSON, max_size=4))
 def test_no_json_object_is_worse_than_a_400(path: str, fields: dict[str, Any]) -> None:
     kind: Any = ChatBody if "chat" in path else CompletionBody

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import os
 
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -21,6 +20,7 @@ from shared.index.digest import State, rotated
 from shared.index.mirror import Mirror
 from shared.index.publisher import Publisher
 from shared.index.twin import ShardTwin
+from tests.examples import examples
 
 SHARDS = 3
 AGENTS = 2
@@ -317,7 +317,7 @@ class Protocol(RuleBasedStateMachine):
         assert all(mirror.synced for mirror in self.mirrors)
 
 
-EXAMPLES = int(os.environ.get("INDEX_EXAMPLES", "25"))
+EXAMPLES = examples(25)
 PHASES = [phase for phase in Phase if EXAMPLES < 50 or phase != Phase.shrink]  # a long search is not shrunk as well
 Protocol.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=50, deadline=None, phases=PHASES)
 TestProtocol = Protocol.TestCase

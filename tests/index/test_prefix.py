@@ -14,6 +14,7 @@ from shared.blocks import KEY, split_keys
 from shared.index.forest import ROOT
 from shared.index.prefix import PrefixIndex
 from shared.index.runs import bitmap, last, packed, prefix
+from tests.examples import examples
 
 COLUMNS = 9
 
@@ -130,7 +131,7 @@ class Oracle(RuleBasedStateMachine):
         assert not self.index.loose_slow and not any(self.index.slow) and not any(self.index.held)
 
 
-Oracle.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Oracle.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestOracle = Oracle.TestCase
 
 

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from shared.errors import Refused, Tombstoned
 from shared.instance.attempts import KEEP_S, AttemptTable, LinkClock, Phase
 from shared.messages import Ref
+from tests.examples import examples
 
 G = Ref("g", 1)
 H = Ref("h", 1)
@@ -210,4 +211,4 @@ class LiveListMachine(RuleBasedStateMachine):
 
 
 TestLiveList = LiveListMachine.TestCase
-TestLiveList.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestLiveList.settings = settings(max_examples=examples(80), stateful_step_count=30, deadline=None)

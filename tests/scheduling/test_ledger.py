@@ -18,6 +18,7 @@ from services.conductor.scheduling.optimistic import Optimistic
 from shared.blocks import KEY, chain_keys
 from shared.latency import DecodeModel, PrefillModel
 from shared.messages import Load
+from tests.examples import examples
 
 BLOCK = 4
 PREFILL = PrefillModel(0.0, 0.001, 0.0)
@@ -238,7 +239,7 @@ def test_blocks_count_on_for_a_moment_after_the_first_token() -> None:
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 def test_optimistic_matches_are_longest_common_prefixes(data: st.DataObject) -> None:
     optimistic = Optimistic()
     live: list[tuple[str, bytes]] = []
@@ -326,7 +327,7 @@ class Bookkeeping(RuleBasedStateMachine):
 
 
 TestBookkeeping = Bookkeeping.TestCase
-TestBookkeeping.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestBookkeeping.settings = settings(max_examples=examples(30), stateful_step_count=25, deadline=None)
 
 
 def test_what_ended_has_room_again_before_the_next_report() -> None:

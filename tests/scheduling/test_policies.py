@@ -21,6 +21,7 @@ from services.conductor.scheduling import (
     policy,
 )
 from services.conductor.scheduling.views import PrefillView, SourceView
+from tests.examples import examples
 from tests.scheduling.cluster import Views
 
 BLOCK, BYTES = 32, 1000
@@ -97,7 +98,7 @@ def algorithm_1(ask: Ask, view: PrefillView, sources: SourceView, threshold: flo
 
 
 @given(SEEDS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 def test_paper_is_algorithm_1(seed: int) -> None:
     ask, view, sources, threshold = situation(seed)
     chosen = policy("paper", PolicyOptions(threshold=threshold))
@@ -130,7 +131,7 @@ def both_branches(ask: Ask, view: PrefillView, sources: SourceView, threshold: f
 
 
 @given(SEEDS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 def test_global_cache_prices_both_branches(seed: int) -> None:
     ask, view, sources, threshold = situation(seed)
     chosen = policy("global_cache", PolicyOptions(threshold=threshold, tie_ratio=0.0, tie_seconds=0.0))
@@ -146,7 +147,7 @@ def test_global_cache_prices_both_branches(seed: int) -> None:
 
 
 @given(SEEDS, st.sampled_from(sorted(POLICIES)))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 def test_every_policy_chooses_an_open_instance(seed: int, name: str) -> None:
     ask, view, sources, threshold = situation(seed)
     chosen = policy(name, PolicyOptions(threshold=threshold, rng=random.Random(1)))
