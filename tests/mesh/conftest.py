@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import io
 import json
 import os
 import random
@@ -23,8 +24,11 @@ import aiohttp
 import numpy as np
 import psutil
 import pytest
+import redis
 from prometheus_client.parser import text_string_to_metric_families
 
+from shared.index import Layout
+from shared.index.digest import unpack_state
 from shared.messages import Sampling
 
 if TYPE_CHECKING:
@@ -32,8 +36,21 @@ if TYPE_CHECKING:
 
 BLOCK = 32
 MODEL = "tiny"
+LOOK = 0.05
+"""Seconds between two looks at what is held."""
 BASE = ("--block-size", str(BLOCK), "--pool-bytes", "64MiB", "--slo-ttft-ms", "600000", "--slo-tbt-ms", "60000")
 MOONCAKE = Path(sys.executable).parent / "mooncake"
+CONTEXT = 262_144
+"""Of the simulated engine."""
+AT_ONCE = {
+    "MOONCAKE_SIMULATED_PREFILL_BASE_S": "0",
+    "MOONCAKE_SIMULATED_PREFILL_TOKEN_S": "0",
+    "MOONCAKE_SIMULATED_PREFILL_SQUARE_S": "0",
+    "MOONCAKE_SIMULATED_DECODE_BASE_S": "0.001",
+    "MOONCAKE_PREFILL_CHUNK": "4096",
+    "MOONCAKE_MAX_BATCH": "512",
+    "MOONCAKE_STALL_TIMEOUT_S": "2",
+}
 
 
 @dataclass
@@ -78,7 +95,7 @@ class Mesh:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         async with (
             self.session(_bearer(key or self.key)) as session,
-            session.post(self.url + path, json=body) as response,
+            session.post(self.url + path, data=_json(body), headers=JSON) as response,
         ):
             if response.status != 200:
                 error = (await response.json())["error"]
@@ -87,7 +104,7 @@ class Mesh:
 
     @contextlib.asynccontextmanager
     async def session(self, headers: dict[str, str] | None = None) -> AsyncIterator[aiohttp.ClientSession]:
-        timeout = aiohttp.ClientTimeout(total=50)
+        timeout = aiohttp.ClientTimeout(total=100)
         async with aiohttp.ClientSession(
             headers=headers, timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
         ) as session:
@@ -95,7 +112,7 @@ class Mesh:
 
     def get(self, path: str) -> Any:
         request = urllib.request.Request(self.url + path, headers=_bearer(self.key))
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
     # -- what it says of itself --------------------------------------------------------------------------------
@@ -138,25 +155,26 @@ class Mesh:
         return sizes[0]
 
     async def indexed(self) -> None:
-        """Wait until the conductor's mirror of the block index has come to rest."""
-        before, still = -1, 0
-        while still < 4:
-            await asyncio.sleep(0.1)
-            now = sum(self.cluster()["index"]["blocks"].values())
-            still = still + 1 if now == before else 0
-            before = now
+        """Wait until the conductor's mirror of the block index holds what Redis holds. An answer's blocks are in Redis
+        when its last token is here."""
+        url = psutil.Process(self.pid("services.conductor")).environ()["MOONCAKE_REDIS"]
+        with redis.Redis.from_url(url) as server:
+            while any(count != _in_redis(server, agent) for agent, count in self.cluster()["index"]["blocks"].items()):
+                await asyncio.sleep(0.02)
 
     async def settled(self, within: float = 2.0) -> dict[str, float]:
-        """What is still held after ``within`` seconds; {} as soon as there is nothing."""
-        deadline = time.monotonic() + within
-        while True:
+        """What is still held after ``within`` seconds; {} as soon as there is nothing. Looks are counted, not seconds:
+        where others keep the machine busy, a look takes as much longer as the mesh does."""
+        held: dict[str, float] = {}
+        for _ in range(round(within / LOOK)):
             try:
                 held = await asyncio.to_thread(self.held)
             except OSError as e:  # a process that has just died is still registered
                 held = {f"not reachable: {e}": 1.0}
-            if not held or time.monotonic() > deadline:
-                return held
-            await asyncio.sleep(0.05)
+            if not held:
+                break
+            await asyncio.sleep(LOOK)
+        return held
 
     # -- its processes -----------------------------------------------------------------------------------------
 
@@ -170,7 +188,23 @@ class Mesh:
 
     def stop(self) -> int:
         self.child.send_signal(signal.SIGINT)
-        return self.child.wait(20)
+        return self.child.wait(60)
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+def _json(body: dict[str, Any]) -> io.BytesIO:
+    """Of any size: as a file it is sent piece by piece."""
+    return io.BytesIO(json.dumps(body).encode())
+
+
+def _in_redis(server: redis.Redis, agent: str) -> int:
+    """Blocks of an agent, by its code in hex, in all shards of the index."""
+    pipe = server.pipeline(transaction=False)
+    for taken in Layout("default").taken:
+        pipe.hget(taken, bytes.fromhex(agent))
+    return sum(unpack_state(state or b"").size for state in pipe.execute())
 
 
 def _bearer(key: str) -> dict[str, str]:
@@ -178,7 +212,7 @@ def _bearer(key: str) -> dict[str, str]:
 
 
 def _text(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         return str(answer.read().decode())
 
 
@@ -261,26 +295,31 @@ def first_token(runner: LocalRunner) -> Callable[[Sequence[int]], int]:
 
 @pytest.fixture(scope="session")
 def up(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Mesh]]:
-    """``up(*flags)`` starts a mesh, or gives the one that runs with these flags already. The last two stay, the rest
-    ends: an idle mesh takes a twelfth of a core."""
+    """``up(*flags)`` starts a mesh, or gives the one that runs with these flags already. Only the last one stays: an
+    idle mesh takes a twelfth of a core. tests/units.py keeps the tests of a mesh together."""
     running: dict[tuple[str, ...], Mesh] = {}
+    ending: list[Mesh] = []
 
     def start(*flags: str) -> Mesh:
         mesh = running.pop(flags, None)
         if mesh is None or mesh.child.poll() is not None:
-            while len(running) > 1:
-                end(running.pop(next(iter(running))))
+            end()
             mesh = start_mesh(["--model", str(tiny), *BASE, *flags], tmp_path_factory.mktemp("mesh") / "log")
         running[flags] = mesh
         return mesh
 
-    def end(mesh: Mesh) -> None:
-        if mesh.child.poll() is None:
-            assert mesh.stop() == 0, mesh.log.read_text()
+    def end() -> None:
+        """Tell them; they end while the next one starts."""
+        for mesh in running.values():
+            if mesh.child.poll() is None:
+                mesh.child.send_signal(signal.SIGINT)
+                ending.append(mesh)
+        running.clear()
 
     yield start
-    for one in running.values():
-        end(one)
+    end()
+    for mesh in ending:
+        assert mesh.child.wait(60) == 0, mesh.log.read_text()
 
 
 @pytest.fixture(scope="session")
@@ -326,6 +365,19 @@ def start_mesh(flags: Sequence[str], log: Path, patience: float = 100) -> Mesh:
         time.sleep(0.1)
     child.kill()
     raise AssertionError("mooncake up is not ready:\n" + log.read_text(errors="replace")[-4000:])
+
+
+@pytest.fixture(scope="session")
+def simulated(up: Callable[..., Mesh]) -> Callable[[], Mesh]:
+    """A mesh that takes no time for a prompt of any length, and a millisecond for a token."""
+
+    def start() -> Mesh:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in AT_ONCE.items():
+                patch.setenv(name, value)
+            return up("--engine", "simulated", "--context-length", str(CONTEXT), "--pool-bytes", "512MiB")
+
+    return start
 
 
 @pytest.fixture

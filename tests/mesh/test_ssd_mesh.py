@@ -38,14 +38,14 @@ def start(up: Callable[..., Mesh], tmp_path: Path) -> Iterator[Callable[[], Mesh
 
 async def alive(mesh: Mesh, tokens: Tokens) -> None:
     """Until it answers again."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         while (await mesh.ask(tokens(5))).status != 200:
             await asyncio.sleep(0.3)
 
 
 async def until(condition: Callable[[], bool]) -> None:
     """A process that was just killed cannot be asked."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while True:
             with contextlib.suppress(OSError):
                 if await asyncio.to_thread(condition):
