@@ -52,7 +52,7 @@ def test_nothing_survives_a_killed_parent() -> None:
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 100
     while any(map(running, pids)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(map(running, pids))

@@ -52,7 +52,7 @@ def python(name: str, code: str, mark: str, stage: int = 0, grace: float = 5.0) 
     return Spec(name, [sys.executable, "-S", "-c", code], stage, env, grace)
 
 
-def eventually(look: Callable[[], bool], seconds: float = 15.0) -> bool:
+def eventually(look: Callable[[], bool], seconds: float = 100.0) -> bool:
     deadline = time.monotonic() + seconds
     while not look():
         if time.monotonic() > deadline:

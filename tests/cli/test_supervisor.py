@@ -27,7 +27,7 @@ PARENT = (
 )
 
 
-async def until(look: Callable[[], bool], seconds: float = 15.0) -> None:
+async def until(look: Callable[[], bool], seconds: float = 100.0) -> None:
     async with asyncio.timeout(seconds):
         while not look():
             await asyncio.sleep(0.02)
@@ -87,7 +87,7 @@ async def test_a_crash_loop_before_ready_ends_it_with_the_last_words(
     async with Supervisor(mark, heard) as supervisor:
         await supervisor.start(python("a", "print('my last words'); raise SystemExit(3)", mark))
         with pytest.raises(CrashLoop, match=r"a exited with code 3, start 4(.|\n)*my last words"):
-            await asyncio.wait_for(supervisor.broken(), 20)
+            await asyncio.wait_for(supervisor.broken(), 100)
 
 
 async def test_a_crash_loop_after_ready_is_reported_and_retried(
@@ -105,7 +105,7 @@ async def test_a_refused_setting_is_not_tried_again(heard: Heard, mark: str) -> 
     async with Supervisor(mark, heard) as supervisor:
         await supervisor.start(python("a", "print('wrong --x'); raise SystemExit(2)", mark))
         with pytest.raises(CrashLoop, match=r"start 1(.|\n)*wrong --x"):
-            await asyncio.wait_for(supervisor.broken(), 20)
+            await asyncio.wait_for(supervisor.broken(), 100)
 
 
 async def test_what_cannot_be_started_is_a_clear_error(heard: Heard, mark: str) -> None:
@@ -123,7 +123,7 @@ async def test_the_second_wish_to_stop_kills(heard: Heard, mark: str) -> None:
         await asyncio.sleep(0.1)
         assert not stopping.done()
         supervisor.kill()
-        await asyncio.wait_for(stopping, 10)
+        await asyncio.wait_for(stopping, 100)
 
 
 async def test_long_lines_and_odd_bytes_do_not_stop_the_reading(heard: Heard, mark: str) -> None:
@@ -132,7 +132,7 @@ async def test_long_lines_and_odd_bytes_do_not_stop_the_reading(heard: Heard, ma
     )
     child = Child(python("a", code, mark), heard.line)
     await child.start()
-    assert await asyncio.wait_for(child.wait(), 15) == 0
+    assert await asyncio.wait_for(child.wait(), 100) == 0
     child.forget()
     said = heard.said("a")
     assert sum(len(line) for line in said if set(line) == {"x"}) == 3 * LONGEST_LINE

@@ -99,7 +99,7 @@ def test_ready_then_answers_then_heals_then_stops_clean(tiny: Path, tmp_path: Pa
         _a_killed_process_comes_back(up, "prefill", cold)
         _environment_is_what_it_should_be(up)
         up.process.send_signal(signal.SIGINT)
-        assert up.process.wait(15) == 0, log.read_text()[-6000:]
+        assert up.process.wait(100) == 0, log.read_text()[-6000:]
         assert not up.left()
     assert "Traceback" not in log.read_text()
 
@@ -125,7 +125,7 @@ def _a_killed_process_comes_back(up: Mesh, service: str, before: Turn) -> None:
         except ApiError:
             return False
 
-    assert eventually(answers, 90)
+    assert eventually(answers)
     assert up.pid(service) != pid
 
 
@@ -142,8 +142,8 @@ def test_nothing_survives_kill_nine_of_up(tiny: Path, tmp_path: Path) -> None:
         assert up.say("hello").completion_tokens > 0
         assert up.left()
         up.process.kill()
-        up.process.wait(10)
-        assert eventually(lambda: not up.left(), 20), up.left()
+        up.process.wait(100)
+        assert eventually(lambda: not up.left()), up.left()
 
 
 def test_the_second_ctrl_c_does_not_wait(tiny: Path, tmp_path: Path) -> None:
@@ -152,5 +152,5 @@ def test_the_second_ctrl_c_does_not_wait(tiny: Path, tmp_path: Path) -> None:
         up.process.send_signal(signal.SIGINT)
         assert eventually(lambda: "stopping" in (tmp_path / "log").read_text())
         up.process.send_signal(signal.SIGINT)
-        up.process.wait(15)
-        assert eventually(lambda: not up.left(), 20), up.left()
+        up.process.wait(100)
+        assert eventually(lambda: not up.left()), up.left()

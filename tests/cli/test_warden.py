@@ -39,7 +39,7 @@ def test_nothing_survives_kill_nine(mark: str) -> None:
         assert eventually(lambda: len(warden.marked(mark)) == 4), "two children, and a child of each"
         pids = warden.marked(mark)
         up.send_signal(signal.SIGKILL)
-        up.wait(10)
+        up.wait(100)
     assert eventually(lambda: not any(alive(pid) for pid in pids))
     assert eventually(lambda: not _wardens(mark)), "and the warden goes home"
 
@@ -68,7 +68,7 @@ def test_a_warden_ignores_what_stops_others(mark: str) -> None:
             process.send_signal(number)
         assert process.poll() is None
         os.close(write)
-        assert process.wait(15) == 0
+        assert process.wait(100) == 0
 
 
 def _ignores(pid: int, number: signal.Signals) -> bool:

@@ -44,12 +44,12 @@ class Conductor:
     log: Path
 
     def metrics(self) -> str:
-        with urllib.request.urlopen(self.url + "/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(self.url + "/metrics", timeout=60) as answer:
             return str(answer.read().decode())
 
     def ready(self) -> bool:
         try:
-            with urllib.request.urlopen(self.url + "/ready", timeout=10):
+            with urllib.request.urlopen(self.url + "/ready", timeout=60):
                 return True
         except OSError:
             return False
@@ -75,14 +75,14 @@ def conductor_beside(mesh: Mesh, /, folder: Path, *, wait: bool = True, **settin
             argv, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=own.environ()
         )
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 100
         while not (one.ready() if wait else one.answers()):
             assert child.poll() is None and time.monotonic() < deadline, one.log.read_text()
             time.sleep(0.05)
         yield one
     finally:
         child.terminate()
-        assert child.wait(20) == 0, one.log.read_text()
+        assert child.wait(60) == 0, one.log.read_text()
 
 
 def _flag(name: str) -> str:

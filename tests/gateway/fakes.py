@@ -64,7 +64,7 @@ class Script:
     """What a fake generation does: ``ids`` one by one, ``delay`` seconds before each, then ``error`` or a finish.
 
     The last id carries ``finish``; ids stop early at ``max_tokens`` and at a stop id, as an engine's do. ``endless``
-    repeats the ids until something else ends it.
+    repeats the ids until something else ends it; nothing comes before ``gate`` is open.
     """
 
     ids: list[int]
@@ -73,6 +73,7 @@ class Script:
     error: Exception | None = None
     cached: int = 0
     endless: bool = False
+    gate: asyncio.Event | None = None
 
 
 @dataclass
@@ -126,6 +127,8 @@ class FakeDispatcher:
 
     async def _play(self, generation: Generation, script: Script) -> AsyncIterator[Token]:
         index = 0
+        if script.gate is not None:
+            await script.gate.wait()
         while True:
             for at, id in enumerate(script.ids):
                 await asyncio.sleep(script.delay)
@@ -224,7 +227,7 @@ async def running(
     offload.close()
 
 
-async def until(condition: Callable[[], bool], timeout: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], timeout: float = 100.0) -> None:
     """Wait for ``condition``; the deadline only ends a test that has failed."""
     async with asyncio.timeout(timeout):
         while not condition():

@@ -50,12 +50,26 @@ async def test_little_is_kept_for_a_reader_that_stopped(start: StartApi) -> None
 
 
 async def test_a_slow_reader_is_not_cut_off_but_one_that_stops_is(start: StartApi) -> None:
-    """Ten times the patience, but never without having read something within it."""
+    """Five times the patience, but never without having read something within it."""
     api = await endless(start, STALL)
-    async with reader(api) as sock:
-        loop = asyncio.get_running_loop()
-        for _ in range(40):
-            assert await loop.sock_recv(sock, 2048)
-            await asyncio.sleep(STALL / 4)
-        assert api.dispatcher.open == 1
+    while not await reads_slowly(api):
         await until(lambda: api.dispatcher.open == 0)
+
+
+async def reads_slowly(api: Api) -> bool:
+    """False: the machine kept this reader from reading in time, which says nothing."""
+    loop = asyncio.get_running_loop()
+    async with reader(api) as sock:
+        read, punctual = loop.time(), True
+        for _ in range(20):
+            got = b""
+            with contextlib.suppress(ConnectionError):
+                got = await loop.sock_recv(sock, 2048)
+            punctual = punctual and loop.time() - read < STALL / 2
+            read = loop.time()
+            assert got or not punctual
+            await asyncio.sleep(STALL / 4)
+        if punctual := punctual and loop.time() - read < STALL / 2:
+            assert api.dispatcher.open == 1
+            await until(lambda: api.dispatcher.open == 0)
+        return punctual

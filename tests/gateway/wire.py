@@ -49,7 +49,7 @@ HOSTILE_IDS = [
 ]
 
 
-async def raw(port: int, data: bytes, within: float = 30.0) -> Raw:
+async def raw(port: int, data: bytes, within: float = 100.0) -> Raw:
     """Send bytes as they are; status, headers (lower case) and body of the first answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:

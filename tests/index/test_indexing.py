@@ -31,7 +31,7 @@ def keys(n: int, seed: int = 0) -> list[bytes]:
     return split_keys(np.random.default_rng(seed).bytes(KEY * n))
 
 
-async def until(holds: Callable[[], bool], timeout: float = 20.0) -> None:
+async def until(holds: Callable[[], bool], timeout: float = 100.0) -> None:
     async with asyncio.timeout(timeout):
         while not holds():
             await asyncio.sleep(0.005)

@@ -136,7 +136,7 @@ async def test_cancel_leaves_nothing(kit: Any, model: Path, after: int) -> None:
         ask = asyncio.ensure_future(gateway.run(kit.tokens(200), kit.greedy(400), pairs=[(0, 1)], name="r"))
         await asyncio.sleep(0.01)
         stream = gateway.streams["r", 1]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(100):
             while len(stream.delivered) < after:
                 await asyncio.sleep(0.001)
         ask.cancel()
@@ -149,7 +149,7 @@ async def test_agent_dies_and_comes_back(kit: Any, model: Path) -> None:
     async with RealMesh(kit, model, "prefer:shm,tcp").run(2) as mesh:
         gateway, sampling = mesh.base.gateway, kit.greedy(40)
         ask = asyncio.ensure_future(gateway.run(kit.tokens(60), sampling, pairs=[(0, 1), (0, 0)], name="r"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(100):
             while not (stream := gateway.streams.get(("r", 1))) or len(stream.delivered) < 5:
                 await asyncio.sleep(0.001)
         service = mesh.base.decodes[1]
