@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-WALK = ("tests/mesh/test_completions_mesh.py", "tests/mesh/test_cancel_mesh.py")
+WALK = (
+    "tests/mesh/test_completions_mesh.py",
+    "tests/mesh/test_cancel_mesh.py",
+    "tests/mesh/test_corruption_mesh.py::test_verify_always",
+)
 SIMULATED = ("tests/mesh/test_surface_mesh.py", "tests/mesh/test_streams_mesh.py")
 
 LONGEST = (
@@ -24,12 +28,11 @@ LONGEST = (
 
 def unit_of(nodeid: str) -> str:
     """A file, but for those that share what is dear: a mesh of the same shape, or the import of clients."""
-    file, _, name = nodeid.partition("::")
-    if file.startswith("tests/clients/"):
+    if nodeid.startswith("tests/clients/"):
         return "clients"
-    if file in WALK:
-        return "walk tcp" if "tcp" in name else "walk shm"
-    return "simulated" if file in SIMULATED else file
+    if nodeid.startswith(WALK):
+        return "walk tcp" if "tcp" in nodeid else "walk shm"
+    return "simulated" if nodeid.startswith(SIMULATED) else nodeid.partition("::")[0]
 
 
 def rank(nodeid: str) -> int:

@@ -141,7 +141,7 @@ def test_on_a_terminal_it_is_a_conversation(conductor: FakeConductor) -> None:
     with subprocess.Popen(argv, stdin=follow, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         os.close(follow)
         os.write(lead, b"one\n\n/reset\n/what\ntwo\n/quit\n")
-        stdout, stderr = process.communicate(timeout=30)
+        stdout, stderr = process.communicate(timeout=200)
     os.close(lead)
     assert process.returncode == 0, stderr
     assert stdout.count("Paris") == 2 and "/reset" in stderr

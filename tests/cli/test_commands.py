@@ -24,7 +24,7 @@ MOONCAKE = Path(sys.executable).with_name("mooncake")
 
 def mooncake(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
     full = {**os.environ, **env}
-    return subprocess.run([MOONCAKE, *argv], capture_output=True, text=True, timeout=60, env=full, check=False)
+    return subprocess.run([MOONCAKE, *argv], capture_output=True, text=True, timeout=200, env=full, check=False)
 
 
 def test_help_lists_every_command() -> None:

@@ -70,6 +70,6 @@ def test_ours_are_told_from_others(fake_proc: Path) -> None:
 def test_the_asking_process_and_its_parents_are_not_meant() -> None:
     code = "from cli.leftovers import leftovers; import os; print(os.getpid() in [i.pid for i in leftovers()])"
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, MARK: "asking"}, capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", code], env={**os.environ, MARK: "asking"}, capture_output=True, text=True, timeout=200
     )
     assert done.stdout == "False\n", done.stderr

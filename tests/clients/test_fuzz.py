@@ -9,7 +9,7 @@ import pytest
 from tests.clients.fuzz import fuzz, incarnations, unharmed
 from tests.mesh.conftest import Mesh
 
-pytestmark = [pytest.mark.mesh, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mesh, pytest.mark.slow]
 
 
 async def test_no_server_error_and_nothing_but_what_is_described(mesh: Mesh, tmp_path: Path) -> None:

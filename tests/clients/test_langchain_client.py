@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from langchain_core.messages import BaseMessage
     from langchain_openai import ChatOpenAI
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.mesh]
 
 
 @pytest.fixture

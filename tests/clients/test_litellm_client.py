@@ -10,7 +10,7 @@ from tests.clients.live import KEY
 from tests.mesh.conftest import MODEL, Mesh
 
 # What it has to warn of lies in its own code.
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.mesh, pytest.mark.filterwarnings("ignore")]
 
 HISTORY = [
     {"role": "system", "content": "Answer briefly."},

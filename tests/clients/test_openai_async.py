@@ -15,7 +15,7 @@ from tests.mesh.conftest import MODEL, Mesh
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionMessageParam
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.mesh]
 
 LONG: Any = {"model": MODEL, "prompt": "On and on", "max_tokens": 4000, "extra_body": {"ignore_eos": True}}
 

@@ -13,7 +13,7 @@ from tests.mesh.conftest import MODEL
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionMessageParam
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.mesh]
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Name a river."}]
 PROMPT = "The quick brown fox"

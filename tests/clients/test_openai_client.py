@@ -25,7 +25,7 @@ from tests.mesh.conftest import MODEL, Mesh
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionMessageParam
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.mesh]
 
 PROMPT = "The quick brown fox jumps over"
 HISTORY: list[ChatCompletionMessageParam] = [

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.clients.live import KEY, Conductor, conductor_beside
 from tests.mesh.conftest import MODEL, Mesh
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.mesh]
 
 PROMPT_TOKENS = 1200
 AT_ONCE = 32

@@ -13,7 +13,7 @@ from tests.mesh.conftest import Alone, Mesh, alone, runner, tiny, tokens, up
 
 __all__ = ["alone", "runner", "tiny", "tokens", "up"]  # fixtures
 
-pytestmark = [pytest.mark.mesh, pytest.mark.chaos, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.mesh, pytest.mark.chaos]
 LENGTH = 250
 
 

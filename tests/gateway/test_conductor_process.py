@@ -24,8 +24,6 @@ from shared.errors import ConfigError
 from shared.metadata import Metadata
 from tests.gateway.fakes import until
 
-pytestmark = pytest.mark.timeout(180)  # processes start slowly on a busy machine
-
 NOWHERE = ["--nats", "nats://127.0.0.1:9", "--redis", "redis://127.0.0.1:9/0"]
 
 

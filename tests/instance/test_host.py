@@ -23,7 +23,7 @@ from shared.metadata import Metadata
 from shared.nats_bus import NatsBus
 from shared.records import InstanceRecord
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.mesh]
 
 
 class Processes:

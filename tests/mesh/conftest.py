@@ -344,7 +344,7 @@ def _ends_with_parent() -> None:
     _prctl(1, signal.SIGINT)  # PR_SET_PDEATHSIG
 
 
-def start_mesh(flags: Sequence[str], log: Path, patience: float = 100) -> Mesh:
+def start_mesh(flags: Sequence[str], log: Path, patience: float = 240) -> Mesh:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -365,6 +365,14 @@ def start_mesh(flags: Sequence[str], log: Path, patience: float = 100) -> Mesh:
         time.sleep(0.1)
     child.kill()
     raise AssertionError("mooncake up is not ready:\n" + log.read_text(errors="replace")[-4000:])
+
+
+@pytest.fixture(scope="session")
+def walk(up: Callable[..., Mesh]) -> Callable[..., Mesh]:
+    """``walk(transport)``: two prefill nodes that take turns, and a decode node; every fetched block is checked."""
+    return lambda transport, verify="always": up(
+        *("--prefill", "2", "--decode", "1", "--policy", "least_loaded"), "--transport", transport, "--verify", verify
+    )
 
 
 @pytest.fixture(scope="session")

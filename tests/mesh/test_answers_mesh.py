@@ -20,7 +20,7 @@ from services.conductor.gateway.choices import derived_seed
 if TYPE_CHECKING:
     from tests.mesh.conftest import Alone, Mesh
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mesh]
 B = 32
 COMPLETIONS = "/v1/completions"
 Tokens = Callable[[int], list[int]]

@@ -13,7 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.mesh.conftest import Alone, Mesh
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.mesh]
 REPETITIONS = 20
 LONG = 2500
 
@@ -49,10 +49,10 @@ async def _leave(mesh: Mesh, prompt: list[int], stream: bool, after: float, wait
     ("phase", "transport"), [("prefill", "shm"), ("transfer", "shm"), ("decode", "shm"), ("transfer", "tcp")]
 )
 async def test_b1_disconnect(
-    up: Callable[..., Mesh], alone: Alone, tokens: Callable[[int], list[int]], phase: str, transport: str
+    walk: Callable[[str], Mesh], alone: Alone, tokens: Callable[[int], list[int]], phase: str, transport: str
 ) -> None:
     """One of two clients streams."""
-    mesh = up("--prefill", "2", "--decode", "1", "--policy", "least_loaded", "--transport", transport)
+    mesh = walk(transport)
     probe = tokens(40)
     expected = alone(probe)
     await mesh.ask(probe)

@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.mesh.conftest import Mesh
 
-pytestmark = [pytest.mark.mesh, pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mesh, pytest.mark.model]
 B, TURNS = 32, 6
 QUESTIONS = (
     "What is the capital of France?",

@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.mesh.conftest import Alone, Mesh
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mesh]
 CORRUPT = "mooncake_store_corrupt_blocks_total"
 B, BLOCKS = 32, 40
 
@@ -74,11 +74,11 @@ async def serving(mesh: Mesh) -> bool:
 
 
 @pytest.fixture
-def corrupted(up: Callable[..., Mesh], tokens: Callable[[int], list[int]]) -> Corrupt:
+def corrupted(walk: Callable[..., Mesh], tokens: Callable[[int], list[int]]) -> Corrupt:
     """A mesh whose owners' blocks of one prompt are corrupt, on the only node that holds them."""
 
-    async def make(*flags: str) -> tuple[Mesh, list[int]]:
-        mesh = up("--prefill", "2", "--decode", "1", "--policy", "least_loaded", *flags)
+    async def make(transport: str, verify: str) -> tuple[Mesh, list[int]]:
+        mesh = walk(transport, verify)
         prompt = tokens(BLOCKS * B + 3)
         owner = await asked_of(mesh, prompt)
         await restarted(mesh, "node-d0")  # decode's own copies are gone: the only owner left is a prefill node
@@ -94,7 +94,7 @@ def corrupted(up: Callable[..., Mesh], tokens: Callable[[int], list[int]]) -> Co
 
 
 async def test_verify_off_over_tcp_a_flipped_byte_changes_the_text(corrupted: Corrupt, alone: Alone) -> None:
-    mesh, prompt = await corrupted("--transport", "tcp", "--verify", "off")
+    mesh, prompt = await corrupted("tcp", "off")
     before = mesh.total("mooncake_store_transfer_bytes_total", transport="tcp", direction="in")
     answer = await mesh.ask(prompt)
     assert answer.cached == BLOCKS * B, "the other prefill node must have fetched the prefix"
@@ -106,7 +106,7 @@ async def test_verify_off_over_tcp_a_flipped_byte_changes_the_text(corrupted: Co
 async def test_verify_always_corrupt_blocks_are_recomputed_counted_and_dropped(
     corrupted: Corrupt, alone: Alone, transport: str
 ) -> None:
-    mesh, prompt = await corrupted("--transport", transport, "--verify", "always")
+    mesh, prompt = await corrupted(transport, "always")
     before, indexed = mesh.total(CORRUPT, where="owned"), blocks_by_agent(mesh)
     answer = await mesh.ask(prompt)
     assert answer.text == alone(prompt)

@@ -18,7 +18,7 @@ import redis
 if TYPE_CHECKING:
     from tests.mesh.conftest import Alone, Answer, Mesh
 
-pytestmark = [pytest.mark.mesh, pytest.mark.chaos, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.mesh, pytest.mark.chaos]
 
 FLAGS = ("--prefill", "2", "--decode", "2", "--policy", "least_loaded", "--transport", "tcp")
 OUTPUT = 120

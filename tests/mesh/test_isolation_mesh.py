@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.mesh.conftest import Mesh
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mesh]
 B = 32
 
 

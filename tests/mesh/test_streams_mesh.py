@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from tests.mesh.conftest import CONTEXT, MODEL, Mesh
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.mesh]
 
 LONG = 200_000
 

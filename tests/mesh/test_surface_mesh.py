@@ -16,7 +16,7 @@ import pytest
 from tests.gateway.wire import BROKEN, HOSTILE_IDS, answer, assert_raw_envelope, raw
 from tests.mesh.conftest import MODEL, Mesh
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.mesh]
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "hello"}]

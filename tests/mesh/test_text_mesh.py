@@ -13,7 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.mesh.conftest import Mesh
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mesh]
 
 NAME = "parrot"
 CHAT = [{"role": "user", "content": "Say it."}]

@@ -24,8 +24,6 @@ from shared.fingerprint import model_namespace
 from shared.model import MARKER, ModelMissing, Progress, is_complete
 from shared.model_fetch import DEFAULT_SOURCE, Source, fetch_default
 
-pytestmark = pytest.mark.timeout(240)  # every conversion loads torch
-
 RUN = """
 import json, sys
 from shared.model_fetch import Source, fetch_default

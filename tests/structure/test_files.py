@@ -20,7 +20,7 @@ def code_files(folders: tuple[str, ...] = CODE) -> list[Path]:
 
 
 def committed() -> list[Path]:
-    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, timeout=200)
     if done.returncode != 0:
         pytest.skip("this is no git checkout")
     return [ROOT / name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
