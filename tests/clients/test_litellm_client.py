@@ -66,6 +66,9 @@ async def test_the_same_without_blocking(litellm: Any, options: dict[str, Any]) 
     stream = await litellm.acompletion(**options, stream=True)
     text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
     assert text == whole.choices[0].message.content
+    from litellm.llms.custom_httpx.async_client_cleanup import close_litellm_async_clients
+
+    await close_litellm_async_clients()  # it keeps them longer than this loop lives
 
 
 def test_a_second_turn(litellm: Any, options: dict[str, Any]) -> None:
