@@ -44,12 +44,13 @@ async def restarted(mesh: Mesh, node: str) -> None:
     """Kill a store agent, and wait until its successor serves its engine."""
 
     def incarnation() -> str:
-        return next(str(a["incarnation"]) for a in mesh.cluster()["agents"] if a["id"] == node)
+        """"" while there is none: the record of a killed agent may be gone before its successor has registered."""
+        return next((str(a["incarnation"]) for a in mesh.cluster()["agents"] if a["id"] == node), "")
 
     old = incarnation()
     os.kill(mesh.pid("services.store", node), signal.SIGKILL)
-    while incarnation() == old or not await serving(mesh):
-        await asyncio.sleep(0.2)
+    while incarnation() in ("", old) or not await serving(mesh):
+        await asyncio.sleep(0.1)
 
 
 async def asked_of(mesh: Mesh, prompt: list[int]) -> str:
