@@ -24,14 +24,14 @@ def instances(mesh: Mesh, role: str) -> dict[str, int]:
 
 async def complete(mesh: Mesh) -> None:
     """All instances are there, and nobody else: what died was started again by the supervisor."""
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(200):
         while [i["state"] for i in mesh.cluster()["instances"]] != ["alive"] * 4:
             await asyncio.sleep(0.2)
 
 
 async def holder(mesh: Mesh, role: str) -> int:
     """The pid of the instance of that role that holds an attempt now."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(100):
         while True:
             pages = await asyncio.to_thread(mesh.scrapes)
             for id, pid in (await asyncio.to_thread(instances, mesh, role)).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -27,7 +28,7 @@ def redis() -> Any:
         yield server
 
 
-async def until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(holds: Callable[[], bool], seconds: float = 100.0) -> None:
     async with asyncio.timeout(seconds):
         while not holds():
             await asyncio.sleep(0.02)
@@ -122,7 +123,21 @@ async def test_conductors_tell_each_other_what_is_about_to_decode(setup: Setup) 
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     await until_async(lambda: reserved(setup.metadata, 1))  # the other's only
-    await until_async(lambda: reserved(setup.metadata, 0), 10.0)
+    await until_async(lambda: reserved(setup.metadata, 0))
+
+
+async def test_a_loop_that_swallows_a_cancellation_ends_too(setup: Setup) -> None:
+    """As redis-py does, when it comes together with an answer."""
+
+    async def deaf() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    setup.dispatcher._loops.append(asyncio.ensure_future(deaf()))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(100):
+        await setup.dispatcher.close()
 
 
 async def never(id: str, message: Any) -> None:
@@ -134,7 +149,7 @@ async def reserved(metadata: Metadata, attempts: int) -> bool:
     return (sums["d0"].attempts if "d0" in sums else 0) == attempts
 
 
-async def until_async(holds: Callable[[], Awaitable[bool]], seconds: float = 5.0) -> None:
+async def until_async(holds: Callable[[], Awaitable[bool]], seconds: float = 100.0) -> None:
     async with asyncio.timeout(seconds):
         while not await holds():
             await asyncio.sleep(0.05)

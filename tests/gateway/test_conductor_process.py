@@ -44,7 +44,7 @@ class Conductor:
 
     async def stop(self, sign: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(sign)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(200):
             return await self.process.wait()
 
 

@@ -97,10 +97,13 @@ class Mesh:
             self.session(_bearer(key or self.key)) as session,
             session.post(self.url + path, data=_json(body), headers=JSON) as response,
         ):
-            if response.status != 200:
-                error = (await response.json())["error"]
-                return Answer(response.status, error=error, headers=dict(response.headers))
-            return await (_streamed(response) if stream else _whole(response))
+            if response.status == 200:
+                return await (_streamed(response) if stream else _whole(response))
+            error = (await response.json())["error"]
+        if error["param"] == "backlog":  # this machine is too busy with others: what is asked for is not tested thus
+            await asyncio.sleep(int(response.headers["Retry-After"]))
+            return await self.ask(prompt, stream=stream, key=key, path=path, **options)
+        return Answer(response.status, error=error, headers=dict(response.headers))
 
     @contextlib.asynccontextmanager
     async def session(self, headers: dict[str, str] | None = None) -> AsyncIterator[aiohttp.ClientSession]:

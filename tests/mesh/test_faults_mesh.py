@@ -40,7 +40,7 @@ async def under_load(mesh: Mesh, alone: Alone, tokens: Tokens, fault: Callable[[
 
 async def whole(mesh: Mesh) -> None:
     """Wait until every process is back (a killed one's record stands for a while), and nothing is held."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         while True:
             with contextlib.suppress(OSError):
                 instances = (await asyncio.to_thread(mesh.cluster))["instances"]

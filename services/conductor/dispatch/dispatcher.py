@@ -29,6 +29,7 @@ from shared.latency import DecodeModel, PrefillModel
 from shared.messages import AnyMessage, AttemptMessage, Gone, Load, Ref, TokenBatch
 from shared.metadata import Metadata
 from shared.records import DECODE, PREFILL, AgentRecord, InstanceRecord
+from shared.tasks import end
 from shared.telemetry import held_gauge, log
 
 UNFITTED_PREFILL = PrefillModel(0.02, 2e-4, 0.0)
@@ -97,9 +98,7 @@ class MeshDispatcher:
                     await self._idle.wait()
         for run in list(self.mesh.runs.values()):
             run.abandon(Draining("the conductor is shutting down"))
-        for task in self._loops:
-            task.cancel()
-        await asyncio.gather(*self._loops, return_exceptions=True)
+        await end(*self._loops)
         if self.mesh.tasks:
             await asyncio.wait(self.mesh.tasks, timeout=2.0)
 
