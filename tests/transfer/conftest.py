@@ -6,14 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 
 import pytest
-from hypothesis import settings
 
 from services.store.transfer.tls import Files
 from tests.transfer.agents import World, world_of
 from tests.transfer.certificates import authority
-
-settings.register_profile("untimed", deadline=None)  # a timing is never a test
-settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
