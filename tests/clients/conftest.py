@@ -37,7 +37,7 @@ def mesh(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh
 def client(mesh: Mesh) -> Iterator[OpenAI]:
     """It refuses every answer that is not exactly of the types that it declares."""
     with OpenAI(
-        base_url=mesh.url + "/v1", api_key=KEY, max_retries=0, timeout=50, _strict_response_validation=True
+        base_url=mesh.url + "/v1", api_key=KEY, max_retries=0, timeout=200, _strict_response_validation=True
     ) as one:
         yield one
 
@@ -46,7 +46,7 @@ def client(mesh: Mesh) -> Iterator[OpenAI]:
 def usual(mesh: Mesh) -> Iterator[OpenAI]:
     """For streamed completions: their chunks have `finish_reason: null`, as OpenAI's have, and other than the type
     that this client declares."""
-    with OpenAI(base_url=mesh.url + "/v1", api_key=KEY, max_retries=0, timeout=50) as one:
+    with OpenAI(base_url=mesh.url + "/v1", api_key=KEY, max_retries=0, timeout=200) as one:
         yield one
 
 

@@ -21,7 +21,7 @@ def chat(mesh: Mesh) -> ChatOpenAI:
     from langchain_openai import ChatOpenAI
     from pydantic import SecretStr
 
-    options: dict[str, Any] = {"temperature": 0, "max_retries": 0, "timeout": 50, "max_tokens": 10, "seed": 1}
+    options: dict[str, Any] = {"temperature": 0, "max_retries": 0, "timeout": 200, "max_tokens": 10, "seed": 1}
     return ChatOpenAI(model=MODEL, base_url=mesh.url + "/v1", api_key=SecretStr(KEY), **options)
 
 

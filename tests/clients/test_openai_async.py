@@ -31,7 +31,7 @@ def _question(number: int) -> list[ChatCompletionMessageParam]:
 @pytest.fixture
 async def client(mesh: Mesh) -> AsyncIterator[AsyncOpenAI]:
     async with AsyncOpenAI(
-        base_url=mesh.url + "/v1", api_key=KEY, max_retries=0, timeout=50, _strict_response_validation=True
+        base_url=mesh.url + "/v1", api_key=KEY, max_retries=0, timeout=200, _strict_response_validation=True
     ) as one:
         yield one
 
@@ -40,7 +40,7 @@ async def client(mesh: Mesh) -> AsyncIterator[AsyncOpenAI]:
 async def usual(mesh: Mesh) -> AsyncIterator[AsyncOpenAI]:
     """For streamed completions: their chunks have `finish_reason: null`, as OpenAI's have, and other than the type
     that this client declares."""
-    async with AsyncOpenAI(base_url=mesh.url + "/v1", api_key=KEY, max_retries=0, timeout=50) as one:
+    async with AsyncOpenAI(base_url=mesh.url + "/v1", api_key=KEY, max_retries=0, timeout=200) as one:
         yield one
 
 

@@ -75,7 +75,7 @@ class Listener:
         hooks: Any = {"request": [self.request], "response": [self.response]}
         http = DefaultAsyncHttpxClient(event_hooks=hooks)
         return AsyncOpenAI(
-            base_url=conductor.url + "/v1", api_key=KEY, max_retries=retries, timeout=120, http_client=http
+            base_url=conductor.url + "/v1", api_key=KEY, max_retries=retries, timeout=200, http_client=http
         )
 
 
