@@ -158,12 +158,15 @@ class Mesh:
         return sizes[0]
 
     async def indexed(self) -> None:
-        """Wait until the conductor's mirror of the block index holds what Redis holds. An answer's blocks are in Redis
-        when its last token is here."""
+        """Wait until the conductor's mirror of the block index holds what Redis holds, and both have come to rest."""
         url = psutil.Process(self.pid("services.conductor")).environ()["MOONCAKE_REDIS"]
+        before, still = dict[str, int](), 0
         with redis.Redis.from_url(url) as server:
-            while any(count != _in_redis(server, agent) for agent, count in self.cluster()["index"]["blocks"].items()):
-                await asyncio.sleep(0.02)
+            while still < 4:
+                await asyncio.sleep(LOOK)
+                now = self.cluster()["index"]["blocks"]
+                same = now == before and now == {agent: _in_redis(server, agent) for agent in now}
+                before, still = now, still + 1 if same else 0
 
     async def settled(self, within: float = 2.0) -> dict[str, float]:
         """What is still held after ``within`` seconds; {} as soon as there is nothing. Looks are counted, not seconds:
@@ -298,8 +301,8 @@ def first_token(runner: LocalRunner) -> Callable[[Sequence[int]], int]:
 
 @pytest.fixture(scope="session")
 def up(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Mesh]]:
-    """``up(*flags)`` starts a mesh, or gives the one that runs with these flags already. Only the last one stays: an
-    idle mesh takes a twelfth of a core. tests/units.py keeps the tests of a mesh together."""
+    """``up(*flags)`` starts a mesh, or gives the one that runs with these flags. Only the last one stays: an idle mesh
+    takes a twelfth of a core. tests/units.py keeps the tests of a mesh together."""
     running: dict[tuple[str, ...], Mesh] = {}
     ending: list[Mesh] = []
 
@@ -312,11 +315,10 @@ def up(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
         return mesh
 
     def end() -> None:
-        """Tell them; they end while the next one starts."""
         for mesh in running.values():
             if mesh.child.poll() is None:
                 mesh.child.send_signal(signal.SIGINT)
-                ending.append(mesh)
+                ending.append(mesh)  # it ends while the next one starts
         running.clear()
 
     yield start
