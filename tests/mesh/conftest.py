@@ -100,7 +100,7 @@ class Mesh:
             if response.status == 200:
                 return await (_streamed(response) if stream else _whole(response))
             error = (await response.json())["error"]
-        if error["param"] == "backlog":  # this machine is too busy with others: what is asked for is not tested thus
+        if response.status == 429:  # obeyed, as by any client: it may be others that keep this machine busy
             await asyncio.sleep(int(response.headers["Retry-After"]))
             return await self.ask(prompt, stream=stream, key=key, path=path, **options)
         return Answer(response.status, error=error, headers=dict(response.headers))
