@@ -43,10 +43,7 @@ TRANSFERS = [
     for size, count in ((128 * KIB, 1), (MIB, 1), (4 * MIB, 1), (16 * MIB, 1), (16 * KIB, 256))
     for op in ("read", "write")
 ]
-PAPER = [
-    Case("paper", "read", 128 * KIB, size // (64 * 128 * KIB), 64)
-    for size in (8 * MIB, 64 * MIB, 256 * MIB, GIB, 4 * GIB)
-]
+PAPER = [Case("paper", "read", 128 * KIB, size // (64 * 128 * KIB), 64) for size in (8 * MIB, 64 * MIB, 256 * MIB, GIB)]
 """The shape of the paper's figure 12: concurrency 64, granularity 128 KiB, rising sizes."""
 STORE = [
     Case("store", op, size, count)

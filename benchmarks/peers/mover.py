@@ -69,8 +69,9 @@ class Mover(ABC):
             at = (at + tasks) % len(starts)
             await self.move(which)
 
-        await once()
-        found = await series(once, request["seconds"], self.pids)
+        if step * tasks < BUFFER:
+            await once()
+        found = await series(once, request["seconds"], self.pids, least=1)
         self.rest()
         return found
 
