@@ -6,8 +6,7 @@ import asyncio
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.peers.lines import own_stdout
@@ -29,7 +28,7 @@ def registered(engine: Any, address: int) -> None:
 
 
 class Upstream(Mover):
-    """Its synchronous calls: one at a time on this thread, several at a time on as many threads."""
+    """Its synchronous calls, which let go of the GIL."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,32 +38,24 @@ class Upstream(Mover):
         self._engine, self._buffer = started(), buffer()
         self._here = self._buffer.ctypes.data
         registered(self._engine, self._here)
-        self._threads = ThreadPoolExecutor(64)
-        self._lists: list[tuple[list[int], list[int]]] = []
-        self._lengths: list[int] = []
-        self._call: Callable[..., int] = self._engine.transfer_sync_read
+        self._places: list[range] = []
+        self._size, self._op = 0, ""
 
     async def prepare(self, op: str, size: int, count: int, starts: Sequence[int]) -> None:
-        offsets = [range(start, start + size * count, size) for start in starts]
-        self._lists = [([self._here + at for at in places], [self._there + at for at in places]) for places in offsets]
-        self._lengths = [size] * count
-        self._call = getattr(self._engine, f"transfer_sync_{op}" if count == 1 else f"batch_transfer_sync_{op}")
-
-    def _one(self, index: int) -> None:
-        here, there = self._lists[index]
-        if len(here) == 1:
-            failed = self._call(self._segment, here[0], there[0], self._lengths[0])
-        else:
-            failed = self._call(self._segment, here, there, self._lengths)
-        if failed:
-            raise RuntimeError(f"it answered {failed}")
+        self._places = [range(start, start + size * count, size) for start in starts]
+        self._size, self._op = size, op
 
     async def move(self, which: Sequence[int]) -> None:
-        if len(which) == 1:
-            self._one(which[0])
+        """All in one batch: as many threads that wait in its calls only keep it from its work."""
+        places = [at for index in which for at in self._places[index]]
+        here, there = [self._here + at for at in places], [self._there + at for at in places]
+        if len(places) == 1:
+            failed = getattr(self._engine, f"transfer_sync_{self._op}")(self._segment, here[0], there[0], self._size)
         else:
-            loop = asyncio.get_running_loop()
-            await asyncio.gather(*[loop.run_in_executor(self._threads, self._one, index) for index in which])
+            call = getattr(self._engine, f"batch_transfer_sync_{self._op}")
+            failed = call(self._segment, here, there, [self._size] * len(places))
+        if failed:
+            raise RuntimeError(f"it answered {failed}")
 
 
 def main() -> None:

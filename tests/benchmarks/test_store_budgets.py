@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import report, store_tables
+from benchmarks.store import too_long
 from benchmarks.store_budgets import BUDGETS, KIB, MIB, SUITES, Case, Cell, budget_rows, sized, speed_rows
+from benchmarks.store_rdma import rows_of
 
 CASE = Case("transfers", "read", MIB)
 
@@ -101,3 +103,21 @@ def test_what_is_printed_names_every_budget_and_who_was_not_run(capsys: pytest.C
     said = " ".join(capsys.readouterr().out.split())
     assert "0.50 0.50 - 0.50 1 MISSED" in said and "not judged not run: no disk" in said
     assert "upstream tcp: not run: no disk" in said and "read 1 MiB" in said
+
+
+def test_a_contender_is_spared_what_would_take_for_ever_at_its_speed_so_far() -> None:
+    small, large = Case("paper", "read", 128 * KIB, 8, 64), Case("paper", "read", 128 * KIB, 128, 64)
+    table = {small: {"slow": cell(2.0), "quick": cell(0.01), "broken": cell(why="gone")}}
+    table[large] = {name: cell() for name in table[small]}
+    assert "a call would take about 32 s" in too_long(table, large, "slow")
+    assert not too_long(table, large, "quick") and not too_long(table, large, "broken")
+    assert not too_long(table, small, "slow")
+    assert not too_long(table, Case("paper", "write", 128 * KIB, 128, 64), "slow")  # another operation says nothing
+
+
+def test_rdma_rows_are_ratios_of_a_round_and_processor_time_of_a_work_request() -> None:
+    ours = [{"speed": 90.0, "cpu": 0.001, "works": 100}, {"speed": 120.0, "cpu": 0.004, "works": 200}]
+    ratio, cpu, speed, theirs = rows_of({"size": MIB, "count": 48, "ours": ours, "perftest": [100.0, 100.0]})
+    assert ratio.value == pytest.approx(1.05) and ratio.met is True and ratio.budget == 0.9
+    assert cpu.value == pytest.approx(15.0) and cpu.met is None and "300 work requests" in cpu.note
+    assert (speed.value, theirs.value) == (pytest.approx(105.0), pytest.approx(100.0))
