@@ -26,6 +26,8 @@ from shared.records import AgentRecord
 from tests.index.relay import Relay
 from tests.index.test_indexing import keys
 
+pytestmark = pytest.mark.timeout(300)
+
 GRACE = 1.0
 SILENCE = 2.0
 
