@@ -21,16 +21,23 @@ from shared.records import AgentRecord
 from shared.setting import settings_of
 
 P = ParamSpec("P")
+TLS = {
+    "data_tls_cert": "PEM file of a certificate, where agents talk over TLS.",
+    "data_tls_key": "PEM file of its key.",
+    "data_tls_ca": "PEM file of the authorities whose certificates count.",
+}
 DEFAULT = {setting.name: setting.default for setting in settings_of(CommonSettings)}
 
 
 @dataclass(frozen=True)
 class Link:
-    """Where a store's metadata is. ``secret``: of the mesh's data plane."""
+    """Where a store's metadata is. ``secret`` and ``tls`` (files of certificate, key and authorities) are those of the
+    data plane."""
 
     redis: str
     mesh: str
     secret: str = ""
+    tls: tuple[str, str, str] = ("", "", "")
 
     @asynccontextmanager
     async def metadata(self) -> AsyncIterator[Metadata]:
@@ -53,7 +60,8 @@ def linked(function: Callable[..., None]) -> Callable[..., None]:
     @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
     @functools.wraps(function)
     def wrapped(redis: str, mesh: str, secret: str = "", **rest: Any) -> None:
-        function(link=Link(redis, mesh, secret), **rest)
+        cert, key, ca = (rest.pop(name, "") for name in TLS)
+        function(link=Link(redis, mesh, secret, (cert, key, ca)), **rest)
 
     return wrapped
 
@@ -61,6 +69,14 @@ def linked(function: Callable[..., None]) -> Callable[..., None]:
 secret_option = click.option(
     "--secret", default="", envvar="MOONCAKE_SECRET", help="Shared secret of the agents; better in MOONCAKE_SECRET."
 )
+
+
+def secured(function: Callable[..., None]) -> Callable[..., None]:
+    """What it takes to talk to agents as one of them: the secret, and certificates where their data port wants them."""
+    for name, what in TLS.items():
+        flag = "--" + name.replace("_", "-")
+        function = click.option(flag, default="", envvar="MOONCAKE_" + name.upper(), help=what)(function)
+    return secret_option(function)
 
 
 def finish(work: Awaitable[int]) -> None:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from cli.console import out, print_json
 from cli.status import bytes_text
-from cli.store_link import Link, agent_named, finish, key_named, linked, secret_option
+from cli.store_link import Link, agent_named, finish, key_named, linked, secured
 from shared.errors import MooncakeError
 from shared.index.lookup import lookup
 from shared.metadata import Metadata
@@ -103,7 +103,7 @@ def namespace_table(agents: list[AgentRecord]) -> Table:
 @click.command()
 @click.argument("key", required=False)
 @click.option("--agent", default="", help="Everything about one agent: its id, or how it begins.")
-@secret_option
+@secured
 @linked
 def stat(link: Link, key: str | None, agent: str, as_json: bool) -> None:
     """Show where the block KEY (32 hexadecimal digits) is, or all about one --agent."""
@@ -152,7 +152,7 @@ async def _places(link: Link, metadata: Metadata, key: bytes) -> list[dict[str, 
     tiers = (await lookup(metadata.link, link.mesh, [key]))[0]
     owners = [agent for agent in await metadata.agents() if agent.code in tiers]
     places: list[dict[str, Any]] = []
-    async with inspector(metadata, link.mesh, link.secret) as eye:
+    async with inspector(metadata, link.mesh, link.secret, tls=link.tls) as eye:
         for owner in sorted(owners, key=lambda agent: agent.ref.id):
             place: dict[str, Any] = {"agent": owner.ref.id, "tier": TIERS[min(tiers[owner.code], 1)], "there": False}
             try:

@@ -10,7 +10,7 @@ import click
 
 from cli.console import err, print_json
 from cli.status import bytes_text
-from cli.store_link import Link, agent_named, finish, linked, secret_option
+from cli.store_link import Link, agent_named, finish, linked, secured
 from shared.errors import MooncakeError
 from shared.records import AgentRecord
 
@@ -26,7 +26,7 @@ BAD = ("lost", "corrupt", "unread")
 @click.option("--namespace", default="", help="Report on this namespace alone, as `mooncake store ls` names it.")
 @click.option("--transports", default="prefer:shm,tcp", show_default=True, help="How blocks are read.")
 @click.option("--repair", is_flag=True, help="Have owners drop what is corrupt.")
-@secret_option
+@secured
 @linked
 def verify(link: Link, agent: str, namespace: str, transports: str, repair: bool, as_json: bool) -> None:
     """Read every indexed block from its owner and check it. Blocks on SSD are brought to DRAM for it, and all that is
@@ -44,7 +44,7 @@ async def _verify(link: Link, name: str, namespace: str, transports: str, repair
     async with link.metadata() as metadata:
         agents = sorted(await metadata.agents(), key=lambda agent: agent.ref.id)
         agents = [agent_named(agents, name)] if name else agents
-        async with inspector(metadata, link.mesh, link.secret, transports) as eye:
+        async with inspector(metadata, link.mesh, link.secret, transports, tls=link.tls) as eye:
             for agent in agents:
                 report = await _of_agent(eye, agent, namespace, repair)
                 reports.append(report)

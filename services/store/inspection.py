@@ -17,6 +17,7 @@ from services.store.peers import PeerCalls
 from services.store.transfer.base import Op, Peer, Request, Status
 from services.store.transfer.engine import Engine
 from services.store.transfer.policy import TransportPolicy
+from services.store.transfer.tls import Tls
 from shared.errors import MooncakeError, PeerGone
 from shared.index import SHARDS, Layout
 from shared.index.lookup import lookup
@@ -183,9 +184,15 @@ _TRIED_AGAIN = (Verdict.LOST, Verdict.UNREAD, Verdict.CORRUPT)
 
 @asynccontextmanager
 async def inspector(
-    metadata: Metadata, mesh: str, secret: str, transports: str = "prefer:shm,tcp", host: str = "127.0.0.1"
+    metadata: Metadata,
+    mesh: str,
+    secret: str,
+    transports: str = "prefer:shm,tcp",
+    host: str = "127.0.0.1",
+    tls: tuple[str, str, str] = ("", "", ""),
 ) -> AsyncIterator[Inspector]:
-    """Reads over ``transports``. ``host``: of our own end, which peers may have to reach."""
+    """Reads over ``transports``. ``host``: of our own end, which peers may have to reach. ``tls``: files of
+    certificate, key and authorities, where agents talk over TLS. Raises ConfigError."""
 
     async def resolve(id: str) -> Peer:
         for agent in await metadata.agents():
@@ -195,7 +202,8 @@ async def inspector(
 
     me = Ref("inspector-" + secrets.token_hex(4), secrets.randbits(63) | 1)
     policy = TransportPolicy.parse(transports)
-    engine = Engine(me, secret=secret.encode(), resolve=resolve, host=host, policy=policy)
+    secured = Tls.configured(*tls)
+    engine = Engine(me, secret=secret.encode(), resolve=resolve, host=host, policy=policy, tls=secured)
     view = memoryview(mmap.mmap(-1, BUFFER))  # unmapped with the last reference to it
     engine.register_local_memory(view, name=BUFFER_NAME)
     await engine.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -17,6 +18,7 @@ from services.store.client import StoreClient, plain_namespace
 from services.store.settings import StoreSettings
 from shared.embedded import RedisServer
 from shared.metadata import Metadata
+from tests.transfer.certificates import authority
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -45,11 +47,15 @@ async def agent(redis: str) -> AsyncIterator[Agent]:
 async def client(agent: Agent) -> AsyncIterator[StoreClient]:
     """With :data:`KEYS` in store and index."""
     async with await StoreClient.connect(agent.settings.socket, SPACE, secret=SECRET, timeout=100.0) as client:
-        assert all(put.stored for put in await client.put([(key, key * 60) for key in KEYS], 100.0))
-        await agent.directory.flushed(100.0)
-        while not await beaten(agent):
-            await asyncio.sleep(0.05)
+        await filled(agent, client)
         yield client
+
+
+async def filled(agent: Agent, client: StoreClient) -> None:
+    assert all(put.stored for put in await client.put([(key, key * 60) for key in KEYS], 100.0))
+    await agent.directory.flushed(100.0)
+    while not await beaten(agent):
+        await asyncio.sleep(0.05)
 
 
 async def beaten(agent: Agent) -> bool:
@@ -95,6 +101,19 @@ async def test_repair_drops_what_is_corrupt_and_nothing_else(agent: Agent, clien
     assert await client.contains(KEYS) == [key != KEYS[5] for key in KEYS]
     await agent.directory.flushed(100.0)
     assert counts(await verify(agent)) == {"good": 7, "lost": 0, "corrupt": 0, "unread": 0}
+
+
+async def test_agents_that_talk_over_tls_are_verified_with_a_certificate(redis: str, tmp_path: Path) -> None:
+    files = authority(tmp_path).issue("agent")
+    paths: dict[str, Any] = {"data_tls_cert": files.cert, "data_tls_key": files.key, "data_tls_ca": files.ca}
+    mesh, socket = "m" + uuid4().hex[:8], "@test-" + uuid4().hex
+    settings = StoreSettings(redis=redis, mesh=mesh, socket=socket, pool_bytes=1 << 20, secret=SECRET, **paths)
+    flags = [word for name, path in paths.items() for word in ("--" + name.replace("_", "-"), path)]
+    async with run_agent(settings) as agent, await StoreClient.connect(socket, SPACE, secret=SECRET) as client:
+        await filled(agent, client)
+        assert counts(await verify(agent, "--transports", "require:tcp", *flags))["good"] == 8
+        without = await verify(agent, "--transports", "require:tcp")
+        assert without.exit_code == 1 and json.loads(without.stdout)["agents"][0]["error"]
 
 
 async def test_a_wrong_secret_is_an_error_not_a_clean_bill(agent: Agent, client: StoreClient) -> None:
