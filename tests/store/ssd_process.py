@@ -1,4 +1,4 @@
-"""An agent with an SSD tier whose pool is written over for ever: ``ssd_process.py FOLDER``. Made to be killed."""
+"""An agent with an SSD tier whose pool is written over for ever: ``ssd_process.py FOLDER [FIRST]``, to be killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def content_of(number: int) -> bytes:
     return random.Random(number).randbytes(size if number % 3 else size - 100)
 
 
-async def main(folder: str) -> None:
+async def main(folder: str, number: int) -> None:
     settings = StoreSettings(
         socket="@test-" + uuid4().hex,
         pool_bytes=32 * stride_of(NAMESPACE.geometry),
@@ -39,7 +39,6 @@ async def main(folder: str) -> None:
     )
     async with run_agent(settings, LocalDirectory(Board())) as agent:
         client = await StoreClient.connect(settings.socket, NAMESPACE)
-        number = 0
         while True:
             await client.put([(key_of(i), content_of(i)) for i in range(number, number + 8)])
             number += 8
@@ -48,4 +47,4 @@ async def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0))

@@ -32,6 +32,8 @@ from tests.store.ssd_tools import (
     written,
 )
 
+KILLS = 4
+
 
 @pytest.fixture(autouse=True)
 def long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +199,32 @@ async def test_c6_killed_during_demotion(start_ssd: Start, stack: AsyncExitStack
         found += data is not None
     assert found >= min(blocks[-1], 96) - 32
     assert count("lost_blocks_total", reason="checksum") == wrong
+
+
+@pytest.mark.timeout(400)
+async def test_c6_killed_again_and_again(start_ssd: Start, stack: AsyncExitStack, tmp_path: Path) -> None:
+    """Each agent takes over what the one before left, writes over some of it and is killed at any moment."""
+    script, rng = Path(__file__).with_name("ssd_process.py"), random.Random(4)
+    put: list[range] = []
+    blocks = [0]
+    for turn in range(KILLS):
+        first, lines = 1000 * turn, rng.randrange(4, 16)
+        command = [sys.executable, str(script), str(tmp_path / "ssd"), str(first)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            blocks = [int(process.stdout.readline()) for _ in range(lines)]
+            process.send_signal(signal.SIGKILL)
+        put.append(range(first, first + 8 * lines + 64))
+    its = runpy.run_path(str(script))
+    wrong = count("lost_blocks_total", reason="checksum"), count("lost_blocks_total", reason="log")
+    agent = await start_ssd()
+    client, found = await client_of(agent, stack), 0
+    for number in (number for numbers in put for number in numbers):
+        (data,) = await client.get([its["key_of"](number)])
+        assert data in (its["content_of"](number), None)
+        found += data is not None
+    assert found >= min(blocks[-1], 96) - 32
+    assert (count("lost_blocks_total", reason="checksum"), count("lost_blocks_total", reason="log")) == wrong
 
 
 async def test_a_file_that_shrinks_while_it_is_used(start_ssd: Start, stack: AsyncExitStack, tmp_path: Path) -> None:
