@@ -18,6 +18,8 @@ from shared.index.twin import DIFFERS, RESYNC
 
 MOST_QUEUED = 1 << 16  # keys; beyond it (Redis is down) the queue is dropped and everything published anew
 MOST_FLIGHT = 32  # entries of one shard under way
+MOST_BEGUN = 1 << 14  # keys of the shards whose republish begins with one flight, but for one shard
+MOST_TAKEN = 1 << 11  # changes that one flight takes out of the queue: an agent's loop has others to serve
 MOST_RECENT = 1024  # evicted keys per shard that a stale copy of Redis may still have
 
 _NOTHING = State()
@@ -127,9 +129,13 @@ class Publisher:
     def take(self) -> dict[int, list[bytes]]:
         """Shard -> entries to send now, in order. Each shard's answers go to :meth:`answered` or :meth:`failed`."""
         self._distribute()
-        out = {}
+        out, begun = {}, 0
         for number, shard in enumerate(self._shards):
             if not shard.flight:
+                if shard.stale and not shard.differs:
+                    if begun and begun + len(shard.tiers) > MOST_BEGUN:
+                        continue  # it has to wait: all of it is read out at once
+                    begun += len(shard.tiers)
                 shard.flight = self._next(shard)
             elif not shard.again:
                 continue
@@ -140,12 +146,12 @@ class Publisher:
 
     def _distribute(self) -> None:
         """Changes in order -> batches -> the shards' queues. Their keys get positions in the batch on the way."""
-        for batch in cut(self._changes):
+        some = [self._changes.popleft() for _ in range(min(len(self._changes), MOST_TAKEN))]
+        for batch in cut(some):
             self._batch = (self._batch + 1) & 0xFFFFFFFF
             for change in batch:
                 change.batch, change.total = self._batch, len(batch)
                 self._of(change.key).queue.append(change)
-        self._changes.clear()
 
     def _next(self, shard: _Shard) -> list[Entry]:
         """The next flight of a shard. It ends with END, whose answer decides how to go on."""
@@ -230,8 +236,11 @@ class Publisher:
     def _republish(self, shard: _Shard, surplus: Sequence[bytes] | None) -> Iterator[Entry]:
         """BEGIN, all keys by tier, what Redis may have or has beyond them, END. The inventory is read here and now."""
         held: dict[int, list[bytes]] = {}
-        for key, tier in shard.tiers.items():
-            held.setdefault(tier, []).append(key)
+        if any(shard.tiers.values()):
+            for key, tier in shard.tiers.items():
+                held.setdefault(tier, []).append(key)
+        elif shard.tiers:  # all in DRAM
+            held[0] = list(shard.tiers)
         beyond = shard.recent if surplus is None else surplus
         gone = [key for key in dict.fromkeys(beyond) if key not in shard.tiers]
         size, xor = len(shard.tiers), 0
