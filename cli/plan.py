@@ -25,7 +25,7 @@ FLUSH = 1.0
 
 DRAIN = 2.0
 SERVICES = ("store", "prefill", "decode", "conductor")
-TRANSPORTS = {"auto": "prefer:shm,tcp", "shm": "require:shm", "tcp": "require:tcp"}
+TRANSPORTS = {"auto": "prefer:shm,tcp", "shm": "require:shm", "tcp": "require:tcp", "rdma": "require:rdma"}
 KEPT = ("MOONCAKE_CACHE",)
 Environment = Mapping[str, str]
 Flags = dict[str, object]

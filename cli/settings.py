@@ -44,7 +44,8 @@ class UpSettings(CommonSettings, frozen=True, kw_only=True):
     ssd_bytes: Annotated[int, Meta(description="Disk space of each node's SSD tier.", ge=1 << 20)] = 8 << 30
     policy: Annotated[Policy | None, Meta(description="How requests are placed; none: the conductor's default.")] = None
     transport: Annotated[
-        Literal["auto", "shm", "tcp"], Meta(description="How KV bytes travel between nodes; `auto`: the best there is.")
+        Literal["auto", "shm", "tcp", "rdma"],
+        Meta(description="How KV bytes travel between nodes; `auto`: shared memory, else TCP."),
     ] = "auto"
     verify: Annotated[
         Literal["auto", "always", "sample", "off"],
