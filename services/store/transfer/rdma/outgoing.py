@@ -33,6 +33,8 @@ from shared.errors import (
 )
 from shared.telemetry import log
 
+AT_ONCE = 32
+"""Work requests that are posted on a lane before the loop has its turn again."""
 STALLED = 3.0
 """Seconds without a completion after which a lane in use counts as broken, whatever its device says."""
 
@@ -129,7 +131,7 @@ class Outgoing:
     def _post(self, lane: Lane, pair: QueuePair) -> None:
         assert self.traffic is not None
         with self._lock:
-            taken = self.traffic.take(lane, pair.depth - len(lane.flying))
+            taken = self.traffic.take(lane, min(AT_ONCE, pair.depth - len(lane.flying)))
         if not taken:
             return
         if len(lane.flying) == len(taken):
@@ -138,6 +140,8 @@ class Outgoing:
             pair.post([cargo.on(lane.path, lane.number << 32 | number) for number, cargo in taken])
         except NoTransport as e:
             self.lost(lane, e, Fault.LOCAL)
+        if lane.queue and len(lane.flying) < pair.depth:
+            self._pump_soon()
 
     def _wake_later(self) -> None:
         """Cargos that wait for a NIC to have rested."""

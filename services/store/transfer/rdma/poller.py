@@ -23,7 +23,7 @@ from services.store.transfer.topology.health import Fault
 from shared.errors import InternalError, NotPermitted, PeerGone
 from shared.telemetry import log
 
-AT_ONCE = 16
+AT_ONCE = 4
 """Completions that are dealt with before the loop has its turn again."""
 REFUSED = (REM_ACCESS_ERR, REM_INV_REQ_ERR, REM_OP_ERR)
 
