@@ -31,6 +31,9 @@ READ_TIMEOUT = 30.0
 SCAN = 1000
 BUFFER = 32 << 20
 MOST_BATCH = 64
+SHARE = 8
+"""A batch takes at most one SHARE-th of an owner's slots."""
+
 SETTLE = 1.0
 """Seconds after which a block that was not there must have left the index, too."""
 
@@ -102,8 +105,10 @@ class Inspector:
             yield finding
 
     def _batch(self, slabs: Sequence[SlabRecord]) -> int:
+        """What our buffer takes, and few enough for an owner to bring all of them up from its SSD at one time."""
         largest = max((slab.stride for slab in slabs), default=1)
-        return max(1, min(MOST_BATCH, len(self._view) // largest))
+        smallest = min((slab.slots for slab in slabs), default=1)
+        return max(1, min(MOST_BATCH, len(self._view) // largest, smallest // SHARE))
 
     async def _again(self, agent: AgentRecord, keys: Sequence[bytes], slabs: Sequence[SlabRecord]) -> list[Finding]:
         """What was not read at first may be on its way up from the SSD, evicted, or written anew."""
