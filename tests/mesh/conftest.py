@@ -157,12 +157,12 @@ class Mesh:
             await asyncio.sleep(0.1)
         return sizes[0]
 
-    async def indexed(self) -> None:
-        """Wait until the conductor's mirror of the block index holds what Redis holds, and both have come to rest."""
+    async def indexed(self, least: int = 0) -> None:
+        """Wait until Redis and the conductor's mirror of it hold the same, ``least`` blocks or more, and rest."""
         url = psutil.Process(self.pid("services.conductor")).environ()["MOONCAKE_REDIS"]
         before, still = dict[str, int](), 0
         with redis.Redis.from_url(url) as server:
-            while still < 4:
+            while still < 4 or sum(before.values()) < least:
                 await asyncio.sleep(LOOK)
                 now = self.cluster()["index"]["blocks"]
                 same = now == before and now == {agent: _in_redis(server, agent) for agent in now}

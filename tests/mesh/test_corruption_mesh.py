@@ -83,7 +83,7 @@ def corrupted(walk: Callable[..., Mesh], tokens: Callable[[int], list[int]]) -> 
         prompt = tokens(BLOCKS * B + 3)
         owner = await asked_of(mesh, prompt)
         await restarted(mesh, "node-d0")  # decode's own copies are gone: the only owner left is a prefill node
-        await mesh.indexed()
+        await mesh.indexed(BLOCKS)
         slot = await mesh.slot_bytes()
         flipped = [flip(mesh.pid("services.store", node), slot) for node in ("node-p0", "node-p1")]
         assert sum(flipped) >= BLOCKS, flipped
