@@ -55,7 +55,7 @@ def test_an_unknown_command_is_refused() -> None:
     [
         (["--prot", "1"], "unknown flag --prot (did you mean --port?)"),
         (["--port", "70000"], "<= 65535"),
-        (["--transport", "carrier-pigeon"], "auto, shm or tcp"),
+        (["--transport", "carrier-pigeon"], "auto, shm, tcp or rdma"),
         (["--prefill", "0"], ">= 1"),
         (["--nats", "nats://127.0.0.1:9", "--port", "0"], "--nats: no server answers at nats://127.0.0.1:9"),
         (["--redis", "redis://u:pw@127.0.0.1:9", "--port", "0"], "--redis: no server answers at 127.0.0.1:9"),

@@ -76,8 +76,12 @@ async def test_a1_prefix_on_ssd_after_an_agent_restart(start: Callable[[], Mesh]
     assert ssd.total("mooncake_store_ssd_read_blocks_total") >= 8
     assert ssd.total("mooncake_store_ssd_lost_blocks_total", reason="checksum") == 0
     assert await ssd.settled(within=5.0) == {}
-    tiers = [agent["ssd"] for agent in ssd.cluster()["agents"]]
-    assert [tier["state"] for tier in tiers] == ["on", "on"] and sum(tier["read"] for tier in tiers) >= 8
+
+    def told() -> bool:  # agents tell once a second
+        tiers = [agent["ssd"] for agent in ssd.cluster()["agents"]]
+        return [tier["state"] for tier in tiers] == ["on", "on"] and sum(tier["read"] for tier in tiers) >= 8
+
+    await until(told)
 
 
 async def test_a1_what_dram_alone_holds_outlives_the_mesh(

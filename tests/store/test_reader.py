@@ -128,7 +128,7 @@ def test_settings_are_checked_together() -> None:
         load(StoreSettings, ["--low-watermark", "0.3", "--high-watermark", "0.1"], env={})
     chosen = load(StoreSettings, ["--pool-bytes", "64MiB", "--verify", "off"], env={"MOONCAKE_SECRET": "x"})
     assert (chosen.pool_bytes, chosen.secret, chosen.checksums) == (64 << 20, "x", False)
-    assert StoreSettings(verify_shm="off", verify_tcp="off").checksums is False
+    assert StoreSettings(verify_shm="off", verify_tcp="off", verify_rdma="off").checksums is False
     assert StoreSettings().verify_over("shm") == "sample" and StoreSettings().verify_over("tcp") == "always"
     assert StoreSettings(verify="always").verify_over("shm") == "always"
 
