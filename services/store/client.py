@@ -242,7 +242,9 @@ class StoreClient(ObjectCalls):
     async def close_landing(self, landing: Landing, keep: bool) -> list[Held]:
         if self.closed and not keep:
             return []
-        answer: HeldList = await self._session.ask(lambda id: wire.CloseLanding(id, landing.token, keep), HeldList)
+        answer: HeldList = await self._session.ask(
+            lambda id: wire.CloseLanding(id, landing.token, keep), HeldList, undo=self._give_back
+        )
         return [unpack_held(h, old.key) for h, old in zip(answer, landing.held, strict=True)] if keep else []
 
     async def stream(self, target: LandingTarget, runs: Sequence[Run], owner: Owner, timeout: float) -> int:

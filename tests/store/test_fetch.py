@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from services.store.agent import Agent
 from services.store.client import StoreClient
 from services.store.fetches import FetchTable
 from shared.engines.base import Fetched, Kind, Landing, Owner, PoolClass
-from shared.errors import PoolFull
+from shared.errors import MooncakeError, PoolFull
 from shared.telemetry import REGISTRY
 
 OWNER = Owner("request/1")
@@ -273,6 +274,27 @@ async def test_landing_keeps_present_blocks_and_owes_the_rest(start_agent: Start
     await client.close_landing(landing, keep=False)
     await until(lambda: a.stats()["store_holds"] == 0)
     assert await client.contains(keys) == [True, False, False]
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_whenever_the_keeping_of_a_landing_is_cancelled_nothing_stays_held(
+    start_agent: Start, connect: Connect, key: Key, steps: int
+) -> None:
+    """It is kept, perhaps, and the answer comes to nobody: as to an engine that was stopped past its deadline."""
+    a = await start_agent()
+    client = await connect(a)
+    await put_chain(client, [key(0)])
+    landing = await client.open_landing([key(0)], 1, 16, client.agent, OWNER, 1.0)
+    keeping = asyncio.create_task(client.close_landing(landing, keep=True))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    keeping.cancel()
+    try:
+        await client.release(await keeping)
+    except asyncio.CancelledError:
+        with contextlib.suppress(MooncakeError):
+            await client.close_landing(landing, keep=False)
+    await until(lambda: a.stats()["store_holds"] == a.stats()["store_landings"] == 0)
 
 
 @pytest.mark.parametrize("steps", range(12))
