@@ -11,8 +11,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.store.ssd.book import Block, Book, Placement
-from services.store.ssd.journal import ENTRY, HEADER, Codec, Entry, Op, new_header, recover, rewrite
+from services.store.ssd.book import Block, Book, Placement, trimmed
+from services.store.ssd.journal import ENTRY, HEADER, Codec, Entry, Live, Op, new_header, recover, rewrite
 
 SPACES = (b"A" * 16, b"B" * 16)
 STRIDES = {SPACES[0]: 4096, SPACES[1]: 12288}
@@ -23,6 +23,16 @@ spaces, keys = st.sampled_from(SPACES), st.sampled_from(KEYS)
 
 def check(content: bytes) -> int:
     return xxhash.xxh3_64_intdigest(content)
+
+
+def fitting(live: Live) -> Live:
+    """As the folder is opened: a damaged log may have lost that a segment is gone; the youngest are kept that fit."""
+    kept, room = [], CAPACITY
+    for e in reversed([e for e in live.entries if e.op is Op.SEGMENT]):
+        if e.slot * e.length <= room:
+            kept.append(e.segment)
+            room -= e.slot * e.length
+    return trimmed(live, kept)
 
 
 class Machine(RuleBasedStateMachine):
@@ -115,7 +125,7 @@ class Machine(RuleBasedStateMachine):
 
     def restart(self) -> list[Block]:
         """A new agent with what the log says. Returns the blocks whose bytes are not those of their entry."""
-        live = recover(bytes(self.log))
+        live = fitting(recover(bytes(self.log)))
         self.log = bytearray(rewrite(live))
         self.seq = len(live.entries) + 1
         self.book, self.reading = Book(CAPACITY, SEGMENT), []
