@@ -96,10 +96,6 @@ class Pool:
     def held_by_owner(self, connection: int, owner: str) -> list[Hold]:
         return [self.holds[hold] for hold in sorted(self._of_owner.get((connection, owner), ()))]
 
-    def slot_of(self, connection: int, hold: int) -> int:
-        """Raises StaleToken."""
-        return self._own(connection, hold).slot
-
     # -- holding ---------------------------------------------------------------------------------------
 
     def lease(

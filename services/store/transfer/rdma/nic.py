@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from services.store.transfer.rdma.gids import Gid, rank
-from services.store.transfer.rdma.verbs import ETHERNET, PORT_ACTIVE, SOFT_ROCE, Verbs
+from services.store.transfer.rdma.verbs import PORT_ACTIVE, SOFT_ROCE, Verbs
 from shared.errors import NoTransport
 from shared.telemetry import log
 
@@ -51,7 +51,7 @@ class Nic:
         os.set_blocking(self.events_fd, False)
         self.limits = self.context.query_device()
         port = self.context.query_port(PORT)
-        self.mtu, self.lid, self.ethernet = port.active_mtu, port.lid, port.link_layer == ETHERNET
+        self.mtu, self.lid = port.active_mtu, port.lid
         self.gid = self._choose_gid()
         self.pd = verbs.PD(self.context)
         before = _event_files()
