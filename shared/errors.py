@@ -6,9 +6,12 @@ the other side. The gateway alone maps classes to HTTP (``services/conductor/gat
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import msgspec
+
+MALFORMED: Final = (msgspec.DecodeError, RecursionError)
+"""What msgspec raises for bytes that are no message: the second for what is nested too deeply to be passed over."""
 
 
 class WireError(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from shared.errors import ProtocolError, WireError
+from shared.errors import MALFORMED, ProtocolError, WireError
 
 PROTOCOL = 1
 
@@ -326,6 +326,6 @@ def decode(payload: bytes) -> AnyMessage:
         raise ProtocolError(f"peer speaks protocol {theirs}, this process {PROTOCOL}", field="protocol")
     try:
         message: AnyMessage = _decoder.decode(memoryview(payload)[1:])
-    except msgspec.DecodeError as e:
+    except MALFORMED as e:
         raise ProtocolError(f"not a message: {e}") from e
     return message

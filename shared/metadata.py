@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from shared.errors import ProtocolError, Unavailable
+from shared.errors import MALFORMED, ProtocolError, Unavailable
 from shared.records import AgentRecord, ConductorRecord, InstanceRecord
 from shared.redis_client import Argument, RedisLink
 from shared.redis_scripts import load
@@ -194,7 +194,7 @@ def _decoded(kind: type[R], found: list[bytes], now: float) -> tuple[list[R], di
     records: list[R] = []
     ages: dict[str, float] = {}
     for value, until in zip(found[::2], found[1::2], strict=True):
-        with contextlib.suppress(msgspec.DecodeError, ProtocolError):
+        with contextlib.suppress(*MALFORMED, ProtocolError):
             packed, age = unpack(value, until, now)
             record = msgspec.msgpack.decode(packed, type=kind)
             records.append(record)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from shared.blocks import Namespace
-from shared.errors import NamespaceMismatch, ProtocolError, Refused, StaleIncarnation
+from shared.errors import MALFORMED, NamespaceMismatch, ProtocolError, Refused, StaleIncarnation
 from shared.index import code
 from shared.records import AgentRecord, ConductorRecord, InstanceRecord
 from shared.redis_client import Argument
@@ -97,7 +97,7 @@ def _mismatch(agreed: bytes, record: Record) -> Refused:
     assert isinstance(record, InstanceRecord)  # nothing else brings a namespace
     try:
         theirs = msgspec.msgpack.decode(agreed, type=_Agreement)
-    except msgspec.DecodeError:
+    except MALFORMED:
         return NamespaceMismatch(f"the mesh serves {record.model} under an unreadable namespace", field="schema")
     field = theirs.namespace.difference(record.namespace.deployment())
     if not field:  # the same words, but another way to make keys of them

@@ -11,7 +11,7 @@ import msgspec
 from services.store.frames import FrameReader, frame
 from services.store.local_messages import Aborted, Answer, AnyRequest, Failed
 from services.store.slab import Slab
-from shared.errors import Contended, DeadlineExceeded, InternalError, MooncakeError, ProtocolError
+from shared.errors import MALFORMED, Contended, DeadlineExceeded, InternalError, MooncakeError, ProtocolError
 from shared.telemetry import log
 
 logger = log("store.local")
@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
     def _request(self, body: bytes) -> None:
         try:
             request = _requests.decode(body)
-        except msgspec.DecodeError as e:
+        except MALFORMED as e:
             raise ProtocolError(f"not a request: {e}") from e
         try:
             value = self._service.handle(self, request)

@@ -22,7 +22,7 @@ from services.store.local_service import LocalService
 from services.store.slab import Slab
 from services.store.transfer.sockets import unix_address
 from shared.blocks import Namespace
-from shared.errors import ConfigError, MooncakeError, ProtocolError, Unauthorized, Unavailable
+from shared.errors import MALFORMED, ConfigError, MooncakeError, ProtocolError, Unauthorized, Unavailable
 from shared.messages import Ref
 from shared.telemetry import log
 
@@ -151,7 +151,7 @@ async def receive_one(sock: socket.socket, kind: type[T]) -> T:
         for body in reader.feed(data):
             try:
                 return msgspec.msgpack.decode(body, type=kind)
-            except msgspec.DecodeError as e:
+            except MALFORMED as e:
                 raise ProtocolError(f"not a {kind.__name__.lower()}: {e}") from e
 
 

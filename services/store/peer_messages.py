@@ -8,7 +8,7 @@ import msgspec
 
 from services.store.landings import Span
 from shared.blocks import Namespace
-from shared.errors import ProtocolError
+from shared.errors import MALFORMED, ProtocolError
 
 VERSION = 1
 
@@ -119,7 +119,7 @@ def decode_call(payload: bytes) -> AnyCall:
     """Raises ProtocolError."""
     try:
         return _decoder.decode(_body(payload))
-    except msgspec.DecodeError as e:
+    except MALFORMED as e:
         raise ProtocolError(f"not a call between agents: {e}") from e
 
 
@@ -127,7 +127,7 @@ def decode_answer(payload: bytes, kind: Any) -> Any:
     """Raises ProtocolError."""
     try:
         return msgspec.msgpack.decode(_body(payload), type=kind)
-    except msgspec.DecodeError as e:
+    except MALFORMED as e:
         raise ProtocolError(f"not the answer of an agent: {e}") from e
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from services.store.frames import FrameReader, frame
 from services.store.local_messages import Aborted, Answer, AnyRequest, Failed, GiveUp
-from shared.errors import AgentGone, DeadlineExceeded, MooncakeError, ProtocolError
+from shared.errors import MALFORMED, AgentGone, DeadlineExceeded, MooncakeError, ProtocolError
 
 GRACE = 2.0
 """Seconds on top of a request's own timeout, after which the agent counts as hung."""
@@ -106,7 +106,7 @@ class Session(asyncio.Protocol):
         try:
             for body in self._reader.feed(data):
                 self._answered(_answers.decode(body))
-        except (ProtocolError, msgspec.DecodeError):
+        except (*MALFORMED, ProtocolError):
             self.close()
 
     def _answered(self, message: Answer | Failed | Aborted) -> None:
@@ -121,7 +121,12 @@ class Session(asyncio.Protocol):
             if not entry.future.done():
                 entry.future.set_exception(MooncakeError.from_wire(message.error))
             return
-        value = msgspec.msgpack.decode(message.body, type=entry.kind)
+        try:
+            value = msgspec.msgpack.decode(message.body, type=entry.kind)
+        except MALFORMED as e:
+            if not entry.future.done():
+                entry.future.set_exception(ProtocolError(f"the store agent answered something else: {e}"))
+            raise
         if not entry.future.done():
             entry.future.set_result(value)
         elif entry.undo is not None:

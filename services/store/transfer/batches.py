@@ -116,6 +116,11 @@ class Slice:
         self.source: SegmentRef | None = None
         self.attempts = 0
 
+    @property
+    def count(self) -> int:
+        """Requests that it carries, the last perhaps in part."""
+        return self.length // self.job.step or 1
+
     def pieces(self) -> list[tuple[int, int]]:
         """(offset in the job, length) of each request's part in this slice."""
         step = min(self.job.step, self.length)

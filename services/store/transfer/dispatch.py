@@ -15,7 +15,7 @@ from services.store.transfer.rdma.transport import Rdma
 from services.store.transfer.routes import Route, Routes
 from services.store.transfer.segments import Segments
 from services.store.transfer.topology.slices import SLICE_CEILING, cut, slice_size
-from services.store.transfer.wire import MAX_LENGTH, MIB, Kind, SegmentRef
+from services.store.transfer.wire import MAX_GRANT, MAX_LENGTH, MIB, Kind, SegmentRef, check_name
 from shared.errors import Fenced, InvalidInput, MooncakeError, OutOfRange, PeerGone
 from shared.messages import Ref
 
@@ -84,8 +84,7 @@ class Dispatch:
         job = batch.add(request, segment)
         try:
             segment.check(request.local_offset, request.length)
-            if request.offset < 0 or request.offset + request.length > MAX_LENGTH:
-                raise OutOfRange(f"[{request.offset}, +{request.length}) is in no segment")
+            _check_remote(request)
         except MooncakeError as e:
             job.error = e
         return job
@@ -176,3 +175,13 @@ class Dispatch:
         else:
             endpoint.link.submit([piece])
             endpoint.mend_soon()
+
+
+def _check_remote(request: Request) -> None:
+    """What no frame could say fails by itself, before it could take its neighbours along. Raises OutOfRange,
+    InvalidInput."""
+    if request.offset < 0 or request.offset + request.length > MAX_LENGTH:
+        raise OutOfRange(f"[{request.offset}, +{request.length}) is in no segment")
+    if not 0 <= request.grant <= MAX_GRANT:
+        raise InvalidInput(f"a grant is 0 to {MAX_GRANT}, not {request.grant}", field="grant")
+    check_name(request.segment)

@@ -28,7 +28,15 @@ import msgspec
 from services.store.transfer.sockets import receive_body, receive_header
 from services.store.transfer.tls import binding, explain
 from services.store.transfer.wire import VERSION, Kind, pack, pack_fault, parse_fault
-from shared.errors import DeadlineExceeded, MooncakeError, PeerGone, PeerRefused, ProtocolError, StaleIncarnation
+from shared.errors import (
+    MALFORMED,
+    DeadlineExceeded,
+    MooncakeError,
+    PeerGone,
+    PeerRefused,
+    ProtocolError,
+    StaleIncarnation,
+)
 from shared.messages import Ref
 
 NONCE = 32
@@ -189,5 +197,5 @@ class _Deadlined:
 def _decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(body, type=kind)
-    except msgspec.DecodeError as e:
+    except MALFORMED as e:
         raise ProtocolError(f"malformed handshake: {e}") from None

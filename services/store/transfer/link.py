@@ -17,7 +17,7 @@ from services.store.transfer.base import Op, Peer, Status
 from services.store.transfer.batches import Job, Slice
 from services.store.transfer.ledger import Ledger
 from services.store.transfer.metrics import RETRIED, SECOND_CHOICE
-from services.store.transfer.wire import MIB, Kind
+from services.store.transfer.wire import MAX_PIECES, MIB, Kind
 from shared.errors import Fenced, MooncakeError, NoTransport, PeerGone
 from shared.messages import Ref
 
@@ -183,10 +183,11 @@ class Link:
 
     def _frame(self, carried: dict[Slice, None]) -> list[Slice]:
         taken: list[Slice] = []
-        kind, size = self.queue[0].kind, 0
+        kind, size, count = self.queue[0].kind, 0, 0
         while self.queue and self.queue[0].kind is kind and len(taken) < FRAME_SLICES:
             piece = self.queue[0]
-            if taken and size + piece.length > FRAME_BYTES:
+            count += piece.count
+            if taken and (size + piece.length > FRAME_BYTES or count > MAX_PIECES):
                 break
             self.queue.popleft()
             self.queued_bytes -= piece.length

@@ -18,6 +18,7 @@ from services.store.transfer.sharing import REGISTRATIONS, Shape
 from services.store.transfer.sockets import connect_unix, is_over
 from services.store.transfer.wire import HEADER, LIMITS, Kind, pack, parse_fault, parse_header
 from shared.errors import (
+    MALFORMED,
     MooncakeError,
     NoTransport,
     NotRegistered,
@@ -39,8 +40,8 @@ class Mapping:
     def __init__(self, shape: Shape, fds: list[int]) -> None:
         self.shape = shape
         self.size = shape.size
-        if shape.beacon >= REGISTRATIONS or shape.size <= 0 or shape.offset < 0:
-            raise ValueError("impossible shape")
+        if not shape.possible:
+            raise ValueError(f"no segment looks like {shape}")
         self._memory = _map(fds[0], shape.offset, shape.size)
         self._beacon = memoryview(_map(fds[1], 0, REGISTRATIONS * WORD)).cast("Q")
         self.address = int(np.frombuffer(self._memory, np.uint8).ctypes.data) + shape.offset % mmap.PAGESIZE
@@ -94,16 +95,17 @@ class Source:
         """Blocking. Raises what the peer says, PeerGone, ProtocolError."""
         try:
             self.sock.sendall(pack(Kind.SEGMENT, 0, name.encode()))
-            data, fds, _, _ = socket.recv_fds(self.sock, HEADER.size + LIMITS[Kind.SHAPE], 3)
+            limit = HEADER.size + LIMITS[Kind.SHAPE]
+            data, fds, _, _ = socket.recv_fds(self.sock, limit, 3, socket.MSG_CMSG_CLOEXEC)
         except OSError as e:
             raise PeerGone(f"the peer's sharing socket failed: {e}") from e
         try:
-            return self._mapping(data, fds)
+            return self._mapping(name, data, fds)
         finally:
             for fd in fds:
                 os.close(fd)
 
-    def _mapping(self, data: bytes, fds: list[int]) -> Mapping:
+    def _mapping(self, name: str, data: bytes, fds: list[int]) -> Mapping:
         if len(data) < HEADER.size:
             raise PeerGone("the peer's sharing socket was closed")
         header, body = parse_header(data[: HEADER.size]), data[HEADER.size :]
@@ -113,8 +115,10 @@ class Source:
             raise ProtocolError(f"{header.kind.name} of {len(body)} bytes where a shape belongs")
         try:
             shape = msgspec.msgpack.decode(body, type=Shape)
+            if shape.name != name:
+                raise ValueError(f"{shape.name} where {name} belongs")
             return Mapping(shape, fds)
-        except (msgspec.DecodeError, ValueError, IndexError, OSError) as e:
+        except (*MALFORMED, ValueError, IndexError, OverflowError, OSError) as e:
             raise ProtocolError(f"a segment cannot be mapped: {e}") from e
 
 
@@ -155,7 +159,11 @@ class Mappings:
             mapping = source.mappings.get(name)
             if mapping is None or not mapping.current or instance not in (0, mapping.shape.instance):
                 source.mappings.pop(name, None)
-                mapping = source.mappings[name] = source.ask(name)
+                try:
+                    mapping = source.mappings[name] = source.ask(name)
+                except (PeerGone, ProtocolError):
+                    self._abandon(peer, source)
+                    raise
         if instance not in (0, mapping.shape.instance):
             raise NotRegistered(f"segment {name} was registered anew", field="segment")
         return mapping
@@ -199,14 +207,27 @@ class Mappings:
             finally:
                 source.lock.release()
 
+    def _abandon(self, peer: Ref, source: Source) -> None:
+        """From any thread: an answer that was not waited for may still come, and must not be taken for the next."""
+        with self._lock:
+            if self._sources.get(peer) is source:
+                del self._sources[peer]
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._close, source)
+
     def forget(self, peer: Ref) -> None:
         """On the loop."""
         with self._lock:
             source = self._sources.pop(peer, None)
         if source is not None:
-            if self._loop is not None:
-                self._loop.remove_reader(source.sock.fileno())
-            source.sock.close()
+            self._close(source)
+
+    def _close(self, source: Source) -> None:
+        """On the loop."""
+        if self._loop is not None and source.sock.fileno() >= 0:
+            self._loop.remove_reader(source.sock.fileno())
+        source.sock.close()
 
     def close(self) -> None:
         for peer in list(self._sources):

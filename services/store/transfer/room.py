@@ -128,7 +128,9 @@ class Rooms:
         UNDER_WAY.inc(size)
 
     def _give(self, peer: Ref, size: int) -> None:
-        room = self._rooms[peer]
+        room = self._rooms.get(peer)
+        if room is None:
+            return  # who gave up waiting in the turn in which all others had ended
         room.give(size)
         if not room.used and not room.waiting:
             del self._rooms[peer]

@@ -11,7 +11,7 @@ import numpy as np
 
 from services.store.transfer.base import Generations
 from services.store.transfer.topology.location import check_location, host_memory
-from services.store.transfer.wire import MAX_NAME
+from services.store.transfer.wire import check_name
 from shared.errors import InvalidInput, NotRegistered, OutOfRange, Overlap
 
 
@@ -68,8 +68,7 @@ class Segments:
 
     def register(self, segment: Segment) -> None:
         """Raises InvalidInput and Overlap."""
-        if not segment.name or len(segment.name.encode()) > MAX_NAME:
-            raise InvalidInput(f"a segment's name has 1..{MAX_NAME} bytes", field="name")
+        check_name(segment.name)
         if segment.memory.readonly or not segment.size:
             raise InvalidInput("memory to register must be writable and not empty", field="buffer")
         with self._lock:

@@ -91,7 +91,9 @@ class Server:
                 sock = self._tls.respond(sock, self._timeout)
             left = deadline - time.monotonic()
             greeting = respond(sock, self._secret, self._ref, left, lambda g: self._admit(sock, g, admitted))
-        except (OSError, MooncakeError):
+        except Exception as e:
+            if not isinstance(e, (OSError, MooncakeError)):  # a bug here must leave nothing admitted
+                log("transfer").exception("a handshake failed")
             REFUSED_PEERS.inc()
             for responder in admitted:
                 self._ended(responder)

@@ -43,6 +43,14 @@ class Shape(msgspec.Struct, frozen=True):
     table_offset: int = 0
     slots: int = 0
 
+    @property
+    def possible(self) -> bool:
+        """It could be a segment's, whatever the descriptors hold."""
+        place = self.size > 0 and self.offset >= 0 and 0 <= self.beacon < REGISTRATIONS
+        if self.check != "table":
+            return place and self.check in ("open", "ask")
+        return place and self.slot_bytes > 0 and self.table_offset >= 0 and self.slots * self.slot_bytes >= self.size
+
 
 class Beacon:
     """A word per registration, in a file that peers map."""

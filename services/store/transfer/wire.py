@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from shared.errors import MooncakeError, ProtocolError, WireError
+from shared.errors import MALFORMED, InvalidInput, MooncakeError, ProtocolError, WireError
 
 T = TypeVar("T")
 VERSION = 1
@@ -24,6 +24,7 @@ RANGE = struct.Struct("<HHIQQQQ")
 MAX_RANGES = 1024
 MAX_PIECES = 1 << 16
 MAX_LENGTH = 1 << 40
+MAX_GRANT = (1 << 64) - 1
 MAX_NAME = 255
 KIB = 1 << 10
 MIB = 1 << 20
@@ -159,6 +160,16 @@ class Parser:
         return header, body
 
 
+def check_name(name: str) -> None:
+    """A segment's. Raises InvalidInput for what no frame could carry: half of a surrogate pair is no text."""
+    try:
+        fits = 0 < len(name.encode()) <= MAX_NAME
+    except UnicodeEncodeError:
+        fits = False
+    if not fits:
+        raise InvalidInput(f"a segment's name is text of 1..{MAX_NAME} bytes, not {name[:MAX_NAME]!r}", field="segment")
+
+
 def pack_ranges(segments: Sequence[SegmentRef], ranges: Sequence[Range]) -> bytes:
     """Body of READ, WRITE, PULL, VERIFY."""
     parts = [struct.pack("<H", len(segments))]
@@ -237,5 +248,5 @@ def parse_ids(body: bytes) -> list[int]:
 def _decoded(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
     try:
         return decoder.decode(body)
-    except msgspec.DecodeError as e:
+    except MALFORMED as e:
         raise ProtocolError(f"malformed body: {e}") from None

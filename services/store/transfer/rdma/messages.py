@@ -8,7 +8,7 @@ import msgspec
 
 from services.store.transfer.rdma.queue_pair import Side
 from services.store.transfer.topology.matrix import Document
-from shared.errors import ProtocolError
+from shared.errors import MALFORMED, ProtocolError
 
 T = TypeVar("T")
 MARK = b"\x00rdma\x01"
@@ -92,7 +92,7 @@ def unpack(payload: bytes) -> Call:
     """Raises ProtocolError."""
     try:
         return _decoder.decode(memoryview(payload)[len(MARK) :])
-    except msgspec.DecodeError as e:
+    except MALFORMED as e:
         raise ProtocolError(f"not a call about RDMA: {e}") from e
 
 
@@ -104,5 +104,5 @@ def unpack_answer(payload: bytes, kind: type[T]) -> T:
     """Raises ProtocolError."""
     try:
         return msgspec.msgpack.decode(payload, type=kind)
-    except msgspec.DecodeError as e:
+    except MALFORMED as e:
         raise ProtocolError(f"not an answer about RDMA: {e}") from e

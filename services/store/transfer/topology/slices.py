@@ -9,6 +9,8 @@ from itertools import pairwise
 SLICE_FLOOR = 16 << 10
 """The paper's granularity: nothing is cut smaller for the sake of spreading it."""
 SLICE_CEILING = 4 << 20
+RUN = 1 << 14
+"""Requests of a run that one slice carries at most: each of them is answered for."""
 SPREAD = 2 << 20
 """A lane gets slices worth their round trip, or none."""
 
@@ -32,7 +34,7 @@ def cut(length: int, size: int, step: int = 0, borders: Sequence[int] = ()) -> l
     request of a run cuts that request.
     """
     if 0 < step < length:
-        per = max(1, size // step) * step
+        per = max(1, min(size // step, RUN)) * step
     elif length > size:
         per = -(-length // -(-length // size) // SLICE_FLOOR) * SLICE_FLOOR
     else:
