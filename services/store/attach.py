@@ -55,8 +55,7 @@ def _greet(sock: socket.socket, namespace: Namespace, name: str, secret: str) ->
     challenge = _receive(sock, reader, [])
     if not isinstance(challenge, Challenge) or challenge.version != VERSION:
         raise ProtocolError(f"the agent speaks another version than {VERSION}", field="version")
-    hello = Hello(VERSION, name, prove(secret, challenge.nonce), namespace)
-    sock.sendall(frame(msgspec.msgpack.encode(hello)))
+    _send_hello(sock, Hello(VERSION, name, prove(secret, challenge.nonce), namespace))
     fds: list[int] = []
     try:
         welcome = _receive(sock, reader, fds)
@@ -67,6 +66,17 @@ def _greet(sock: socket.socket, namespace: Namespace, name: str, secret: str) ->
         for fd in fds:
             os.close(fd)
         raise
+
+
+def _send_hello(sock: socket.socket, hello: Hello) -> None:
+    """With a descriptor of this process, by which an agent in another process namespace sees its end."""
+    pidfd = os.pidfd_open(os.getpid())
+    try:
+        body = frame(msgspec.msgpack.encode(hello))
+        sent = socket.send_fds(sock, [body], [pidfd])
+        sock.sendall(body[sent:])
+    finally:
+        os.close(pidfd)
 
 
 def _receive(sock: socket.socket, reader: FrameReader, fds: list[int]) -> Challenge | Welcome:

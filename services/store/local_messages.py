@@ -1,7 +1,7 @@
 """What an engine and its node's agent say to each other on the Unix socket: typed MessagePack, one version.
 
     agent -> engine   Challenge
-    engine -> agent   Hello (proof of the secret, namespace)
+    engine -> agent   Hello (proof of the secret, namespace), with a pidfd of the engine beside it (SCM_RIGHTS)
     agent -> engine   Welcome, with the pool's descriptor beside it (SCM_RIGHTS); or Denied
     engine -> agent   requests, each with an id of its own
     agent -> engine   Answer or Failed for each, in any order; Aborted at any time

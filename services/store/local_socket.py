@@ -32,6 +32,9 @@ GREETING_TIMEOUT = 5.0
 MAX_GREETERS = 64
 """Connections that have not yet proven themselves."""
 
+MAX_DESCRIPTORS = 4
+"""Taken from one greeting; an engine brings one."""
+
 T = TypeVar("T")
 
 
@@ -104,19 +107,17 @@ class LocalSocket:
         pid = peer_pid(sock)
         nonce = secrets.token_bytes(NONCE)
         sock.send(frame(msgspec.msgpack.encode(Challenge(VERSION, nonce))))
-        hello = await receive_one(sock, Hello)
-        if hello.version != VERSION:
-            raise ProtocolError(f"the engine speaks version {hello.version}, this agent {VERSION}", field="version")
-        if not hmac.compare_digest(hello.proof, prove(self._secret, nonce)):
-            raise Unauthorized("the engine does not know the secret", field="secret")
-        slab = await self._attach(hello.namespace)
-        await self._welcome(sock, hello.name, pid, slab)
+        with Descriptors() as brought:
+            hello = await receive_one(sock, Hello, brought)
+            if hello.version != VERSION:
+                raise ProtocolError(f"the engine speaks version {hello.version}, this agent {VERSION}", field="version")
+            if not hmac.compare_digest(hello.proof, prove(self._secret, nonce)):
+                raise Unauthorized("the engine does not know the secret", field="secret")
+            slab = await self._attach(hello.namespace)
+            await self._welcome(sock, hello.name, pid, watch(pid, brought), slab)
 
-    async def _welcome(self, sock: socket.socket, name: str, pid: int, slab: Slab) -> None:
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError as e:
-            raise Unavailable(f"engine process {pid} cannot be watched: {e.strerror}") from e
+    async def _welcome(self, sock: socket.socket, name: str, pid: int, pidfd: int, slab: Slab) -> None:
+        """``pidfd`` is the connection's from here on."""
         self._next += 1
         connection = Connection(self._next, name[:100], pid, pidfd, slab, self._service)
         welcome = Welcome(self._me, slab.name, 0, slab.memory.stride, slab.memory.slots, slab.memory.size)
@@ -140,12 +141,40 @@ class LocalSocket:
                     os.unlink(self.address)
 
 
-async def receive_one(sock: socket.socket, kind: type[T]) -> T:
-    """One small frame. Raises ProtocolError, EOFError."""
+class Descriptors:
+    """What came beside a greeting (SCM_RIGHTS): the first few are kept, and closed at the end unless taken."""
+
+    def __init__(self) -> None:
+        self._fds: list[int] = []
+
+    def add(self, fds: list[int]) -> None:
+        room = MAX_DESCRIPTORS - len(self._fds)
+        self._fds += fds[:room]
+        for fd in fds[room:]:
+            os.close(fd)
+
+    def take(self) -> int | None:
+        """The oldest; the caller's to close."""
+        return self._fds.pop(0) if self._fds else None
+
+    def __enter__(self) -> Descriptors:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        while (fd := self.take()) is not None:
+            os.close(fd)
+
+
+async def receive_one(sock: socket.socket, kind: type[T], brought: Descriptors) -> T:
+    """One small frame; what descriptors came with it are added to ``brought``. Raises ProtocolError, EOFError."""
     reader = FrameReader(MAX_GREETING)
-    loop = asyncio.get_running_loop()
     while True:
-        data = await loop.sock_recv(sock, 4096)
+        await readable(sock)
+        try:
+            data, fds, _, _ = socket.recv_fds(sock, 4096, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            continue
+        brought.add(fds)
         if not data:
             raise EOFError("closed during the greeting")
         for body in reader.feed(data):
@@ -155,15 +184,41 @@ async def receive_one(sock: socket.socket, kind: type[T]) -> T:
                 raise ProtocolError(f"not a {kind.__name__.lower()}: {e}") from e
 
 
+async def readable(sock: socket.socket) -> None:
+    """Returns once ``sock`` has something to read, or its other end is closed."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(sock, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(sock)
+
+
 def peer_pid(sock: socket.socket) -> int:
-    """Raises Unauthorized for another user, Unavailable for a process that cannot be seen from here."""
+    """0 for a process in a namespace that cannot be seen from here. Raises Unauthorized for another user."""
     size = struct.calcsize("3i")
     pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     if uid != os.getuid():
         raise Unauthorized(f"user {uid} may not use the agent of user {os.getuid()}")
-    if pid <= 0:
-        raise Unavailable("the engine is in a process namespace that the agent cannot see; share it (hostPID)")
-    return int(pid)
+    return max(0, int(pid))
+
+
+def watch(pid: int, brought: Descriptors) -> int:
+    """A pidfd of the engine: readable once it has ended. An engine in another container (``pid`` 0) must have brought
+    one. Raises Unavailable."""
+    if pid:
+        try:
+            return os.pidfd_open(pid)
+        except OSError as e:
+            raise Unavailable(f"engine process {pid} cannot be watched: {e.strerror}") from e
+    fd = brought.take()
+    if fd is None:
+        raise Unavailable("the engine is in a process namespace that the agent cannot see, and brought no pidfd")
+    if "pidfd" not in os.readlink(f"/proc/self/fd/{fd}"):
+        os.close(fd)
+        raise Unavailable("the engine brought a descriptor that is no pidfd")
+    return fd
 
 
 def unlink_dead(path: str) -> None:
