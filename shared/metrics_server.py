@@ -8,6 +8,7 @@ import contextlib
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 
+from shared.addresses import reachable
 from shared.errors import ConfigError
 from shared.telemetry import REGISTRY, watch_loop
 
@@ -56,6 +57,10 @@ class MetricsServer:
             ) from None
         self.port = self._runner.addresses[0][1]
         return self.port
+
+    def address(self, server: str) -> str:
+        """host:port as the server at that URL could reach it; "" when none was wanted. After :meth:`start`."""
+        return f"{reachable(self.host, server)}:{self.port}" if self.port > 0 else ""
 
     async def close(self) -> None:
         if self._watch is not None:

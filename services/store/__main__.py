@@ -27,10 +27,8 @@ async def serve(settings: StoreSettings) -> None:
         asyncio.get_running_loop().add_signal_handler(sign, stopping.set)
     async with contextlib.AsyncExitStack() as stack:
         metrics = MetricsServer(settings.metrics_host, settings.metrics_port)
-        port = await metrics.start()
-        stack.push_async_callback(metrics.close)
-        address = f"{settings.metrics_host}:{port}" if port > 0 else ""
-        agent = await stack.enter_async_context(run_agent(settings, metrics=address))
+        await stack.enter_async_context(metrics)
+        agent = await stack.enter_async_context(run_agent(settings, metrics=metrics.address(settings.redis)))
         agent.refused.add_done_callback(lambda _: stopping.set())
         await stopping.wait()
         if agent.refused.done():

@@ -37,6 +37,7 @@ from services.store.transfer.limits import Limits
 from services.store.transfer.policy import TransportPolicy
 from services.store.transfer.tls import Tls
 from services.store.transfer.topology.override import read_topology
+from shared.addresses import reachable
 from shared.errors import MooncakeError
 from shared.index import code
 from shared.messages import Ref
@@ -70,7 +71,7 @@ class Agent:
             resolve=directory.peer,
             host=settings.host,
             port=settings.port,
-            advertise=settings.advertise,
+            advertise=settings.advertise or reachable(settings.host, settings.redis),
             policy=TransportPolicy.parse(settings.transports),
             guard=StoreGuard(self.slabs),
             on_call=self._on_call,

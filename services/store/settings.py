@@ -42,7 +42,13 @@ class StoreSettings(CommonSettings, frozen=True, kw_only=True):
         str, Meta(description="Shared secret of all agents and engines of the mesh.", extra=SECRET, max_length=1024)
     ] = ""
     host: Annotated[str, Meta(description="Address of the data plane; IPv6 without brackets.")] = "127.0.0.1"
-    advertise: Annotated[str, Meta(description="Address that peers are told, where it is not `host`.")] = ""
+    advertise: Annotated[
+        str,
+        Meta(
+            description="Address that peers are told; empty: `host`, and where that is a wildcard such as 0.0.0.0 the "
+            "address by which Redis is reached."
+        ),
+    ] = ""
     port: Annotated[int, Meta(description="Port of the data plane; 0 picks a free one.", ge=0, le=65535)] = 0
     data_tls_cert: Annotated[
         str,

@@ -102,8 +102,7 @@ class Host:
             store = await self._open_store(engine, settings.agent_timeout_s)
             service = self._build(Parts(self._ref, bus, store, engine, self._compute, models[0]))
             await bus.serve(self._ref.id, service.handle)
-            address = f"{metrics.host}:{metrics.port}" if metrics.port > 0 else ""
-            record = self._record(service, engine, models, address)
+            record = self._record(service, engine, models, metrics.address(settings.redis))
             heart = Heartbeat(
                 settings.redis, settings.mesh, record, interval=settings.heartbeat_s, on_refused=self._on_refused
             )
