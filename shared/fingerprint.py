@@ -70,14 +70,17 @@ def tokenizer_fingerprint(folder: Path) -> str:
 
 
 def weights_fingerprint(folder: Path) -> str:
-    """Raises ConfigError when the folder holds no weights."""
+    """Raises ConfigError when the folder holds no weights, or such that this user may not read."""
     files = sorted(file for file in folder.iterdir() if file.suffix in WEIGHTS and file.is_file())
     safe = [file for file in files if file.suffix == ".safetensors"]
     if not files:
         raise ConfigError(f"{folder} holds no weights ({', '.join(WEIGHTS)})", field="model")
     digest = hashlib.sha256()
     for file in safe or files:
-        digest.update(file.name.encode() + b"\0" + _file_digest(file))
+        try:
+            digest.update(file.name.encode() + b"\0" + _file_digest(file))
+        except OSError as e:
+            raise ConfigError(f"{file} cannot be read: {e.strerror}", field="model") from e
     return digest.hexdigest()[:32]
 
 

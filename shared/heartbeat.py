@@ -56,6 +56,7 @@ class Heartbeat:
         self._heard = 0.0
         self.beats = 0
         self.error: MooncakeError | None = None
+        self._why = "nothing was tried yet"
 
     @property
     def registered(self) -> bool:
@@ -76,7 +77,7 @@ class Heartbeat:
         try:
             await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._first)), timeout)
         except TimeoutError as e:
-            raise Unavailable(f"not registered within {timeout:g} s: Redis does not answer") from e
+            raise Unavailable(f"not registered within {timeout:g} s: Redis does not answer ({self._why})") from e
 
     def stop(self, timeout: float = 3.0) -> None:
         """Deregister (when Redis answers) and end the thread. Idempotent; blocks at most ``timeout`` seconds."""
@@ -116,6 +117,7 @@ class Heartbeat:
         except Refused as e:
             self._refused(e)
         except Unavailable as e:
+            self._why = e.message
             log.debug("heartbeat: %s", e)
         except Exception:
             log.exception("the heartbeat's record could not be made")

@@ -190,9 +190,12 @@ def _convert(gguf: Path, folder: Path, source: Source, tell: ProgressCallback, l
 
 
 def _mark(folder: Path, source: Source) -> None:
-    """Name every file with its size, after all of them are on the disk."""
+    """Name every file with its size, after all of them are on the disk. Everybody may read them: a model is no secret,
+    and a container's user is another than who fetched it (weights are saved for their owner alone)."""
     sizes = {}
+    folder.chmod(0o755)
     for file in sorted(folder.iterdir()):
+        file.chmod(0o644)
         _sync(file)
         sizes[file.name] = file.stat().st_size
     marker = {"source": source.requirement, "sha256": source.sha256, "files": sizes}

@@ -17,7 +17,7 @@ import pytest
 from shared.blocks import Namespace, chain_keys, split_keys
 from shared.engines.tiny import make_tiny_model
 from shared.errors import ConfigError
-from shared.fingerprint import PAGE, canonical_dtype, model_namespace
+from shared.fingerprint import PAGE, canonical_dtype, model_namespace, weights_fingerprint
 
 TOKENS = np.arange(2048, dtype=np.uint32)
 
@@ -154,3 +154,14 @@ def test_folder_without_weights_or_with_truncated_ones_is_refused(folder: Path) 
     file.unlink()
     with pytest.raises(ConfigError, match="no weights"):
         model_namespace(folder)
+
+
+def test_weights_that_may_not_be_read_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose user is another than the owner. (Root may read everything, so the file says no.)"""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read: Permission denied"):
+        weights_fingerprint(folder)

