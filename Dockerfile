@@ -58,7 +58,8 @@ FROM dependencies AS engine-dependencies
 COPY wheels /wheels
 # A wheel that lies in wheels/ wins over the index when its version fits: so the torch of one's choice.
 RUN python requirements.py engine > engine.txt \
- && /opt/mooncake/bin/pip install --no-cache-dir -q -c constraints.txt --find-links /wheels -r engine.txt
+ && /opt/mooncake/bin/pip install --no-cache-dir -q -c constraints.txt --find-links /wheels -r engine.txt \
+ && cd /opt/mooncake/lib/python3.*/site-packages/torch && rm -rf test include  # 145 MB: for those who build against it
 
 FROM runtime AS engine
 COPY --from=engine-dependencies /opt/mooncake /opt/mooncake

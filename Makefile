@@ -11,7 +11,8 @@ unexport VIRTUAL_ENV
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test coverage chaos test-rdma stress recovery check format fuzz bench bench-store docs clean
+.PHONY: help install run test coverage chaos test-rdma test-compose images compose-up compose-down stress recovery check \
+	format fuzz bench bench-store docs clean
 
 help:
 	@echo "make install   create .venv (nothing outside it) with everything to run and test"
@@ -28,6 +29,10 @@ help:
 	@echo "make stress    writers, readers and killers over several store agents, every byte checked; ARGS='--seconds 600'"
 	@echo "make recovery  seconds until index and inventory agree after Redis or an agent was lost, under load"
 	@echo "make test-rdma the tests of the RDMA transport, in a guest with four Soft-RoCE devices (RDMA_VM=PATH runs it)"
+	@echo "make images    the container images; wheels/ is filled with a CPU build of torch first (TORCH= as above)"
+	@echo "make compose-up    images, and a mesh in containers, ready; ARGS='--scale prefill=2 --scale decode=2'"
+	@echo "make compose-down  ends it; ARGS=--volumes forgets the model too"
+	@echo "make test-compose  the tests of the images and of the mesh in containers (needs Docker)"
 	@echo "make fuzz      schemathesis against a live mesh, by its own OpenAPI description; ARGS='--seconds 60'"
 	@echo "make check     lint, format, types, import contracts (needs no network once installed)"
 	@echo "make format    let ruff rewrite what it can"
@@ -83,6 +88,30 @@ test-rdma: $(STAMP)
 	$(RDMA_VM) --nics 4 --memory 3072 --timeout $(RDMA_TIMEOUT) --dir $(CURDIR) -- \
 		$(BIN)/python -m pytest -p no:cacheprovider -m rig tests/rdma $(ARGS)
 
+COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
+# Images hold Python 3.11. Where pip's own indexes have no CPU build, TORCH says where one is.
+CPU_TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/torch==\1+cpu/p' constraints.txt)
+wheels/.filled:
+	@rm -f wheels/*.whl
+	$(PYTHON) -m pip download --no-deps --only-binary=:all: --python-version 3.11 -d wheels $(or $(TORCH),$(CPU_TORCH)) || \
+		{ echo "no CPU build of torch was found: make images TORCH='torch --index-url URL' (URL: the CPU index that pytorch.org"; \
+		  echo "names), or TORCH=/path/to/torch-...whl; plain 'docker compose build' takes what PyPI has (CUDA, several GB)"; exit 2; }
+	@touch $@
+
+images: wheels/.filled
+	$(COMPOSE) build $(ARGS)
+
+compose-up: wheels/.filled
+	$(COMPOSE) up --build --wait $(ARGS)
+	@echo "ready: curl http://127.0.0.1:$${PORT:-8000}/v1/models"
+
+compose-down:
+	$(COMPOSE) --profile '*' down --remove-orphans $(ARGS)
+
+test-compose: $(STAMP) wheels/.filled
+	$(COMPOSE) build -q
+	COMPOSE="$(COMPOSE)" $(BIN)/python -m pytest -m rig tests/compose $(ARGS)
+
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -108,5 +137,5 @@ docs: $(STAMP)
 	$(BIN)/python docs/api.py
 
 clean:
-	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist wheels/*.whl wheels/.filled
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
