@@ -13,6 +13,7 @@ from typing import Protocol, Self
 
 from cli.backoff import Backoff
 from cli.child import Child, Spec, exit_words
+from cli.leftovers import MARK
 from shared.errors import ConfigError, MooncakeError
 
 WRONG_SETTING = 2
@@ -36,13 +37,14 @@ class Report(Protocol):
 
 
 class Warden:
-    """Our end of the pipe to :mod:`cli.warden`, the process that outlives a ``kill -9`` of ours."""
+    """Our end of the pipe to :mod:`cli.warden`, the process that outlives a ``kill -9`` of ours. ``name``: the variable
+    that carries the mark."""
 
-    def __init__(self, mark: str) -> None:
+    def __init__(self, mark: str, name: str = MARK) -> None:
         read, self._pipe = os.pipe()
         script = Path(__file__).with_name("warden.py")
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(script), str(read), mark],
+            [sys.executable, "-I", "-S", str(script), str(read), mark, name],
             pass_fds=[read],
             stdin=subprocess.DEVNULL,
             start_new_session=True,

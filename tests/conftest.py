@@ -1,4 +1,5 @@
-"""What all tests share: quiet threads, no setting of the developer's own environment, how much is drawn, who begins."""
+"""What all tests share: quiet threads, no setting of the developer's own environment, how much is drawn, who begins,
+and that no process outlives the run that started it."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.guarded import guard
 from tests.units import rank, unit_of
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -23,6 +25,10 @@ settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("usual")
 
 asyncio.set_event_loop(None)  # else pytest-asyncio makes one that nobody closes
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.add_cleanup(guard())
 
 
 @pytest.fixture(autouse=True)

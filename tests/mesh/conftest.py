@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import io
 import json
 import os
@@ -341,14 +340,6 @@ def real_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
         assert one.stop() == 0, one.log.read_text()
 
 
-_prctl = ctypes.CDLL(None).prctl
-
-
-def _ends_with_parent() -> None:
-    """A test run that is killed takes its meshes along."""
-    _prctl(1, signal.SIGINT)  # PR_SET_PDEATHSIG
-
-
 def start_mesh(flags: Sequence[str], log: Path, patience: float = 240) -> Mesh:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -361,7 +352,6 @@ def start_mesh(flags: Sequence[str], log: Path, patience: float = 240) -> Mesh:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             env=os.environ,
-            preexec_fn=_ends_with_parent,
         )
     mesh, deadline = Mesh(f"http://127.0.0.1:{port}", child, log), time.monotonic() + patience
     while time.monotonic() < deadline and child.poll() is None:
