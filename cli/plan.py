@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cli.child import Spec
 from cli.config_docs import settings_type
@@ -35,7 +35,8 @@ Flags = dict[str, object]
 class Wiring:
     """What ``up`` has found or made up before anything starts. ``mark`` names this run; ``nats`` and ``redis`` are
     URLs; ``folder`` holds the model, served as ``served``; ``config`` is the file of settings, "" for none. ``colour``:
-    children may colour their lines."""
+    children may colour their lines. ``tls``: files of the stores' certificate, key and authorities, by setting; empty
+    without TLS between them."""
 
     mark: str
     secret: str
@@ -46,6 +47,7 @@ class Wiring:
     port: int
     config: str = ""
     colour: bool = False
+    tls: Mapping[str, str] = field(default_factory=dict)
 
 
 class Plan:
@@ -86,7 +88,7 @@ class Plan:
             if self.settings.ssd_path:
                 path = os.path.join(os.path.abspath(self.settings.ssd_path), node)
                 flags |= {"ssd_path": path, "ssd_bytes": self.settings.ssd_bytes, "ssd_flush": FLUSH}
-            flags |= {"transports": TRANSPORTS[self.settings.transport]}
+            flags |= {"transports": TRANSPORTS[self.settings.transport], **self.wiring.tls}
             flags |= {} if self.settings.verify == "auto" else {"verify": self.settings.verify}
             yield self._service("store", f"store-{node[5:]}", flags, STORES, self._secret)
 

@@ -54,7 +54,7 @@ class Ready:
         if as_json:
             counts = {"prefill": settings.prefill, "decode": settings.decode}
             run = {"url": self.url, "model": served, "mesh_id": self.plan.wiring.mark, "ready_s": round(seconds, 3)}
-            print_json({"ready": True, **run, **counts})
+            print_json({"ready": True, **run, **counts, **self.plan.wiring.tls})
             return
         out.print()
         out.print(Text(f"Ready after {seconds:.1f} s at {self.url}", style="bold green"), soft_wrap=True)

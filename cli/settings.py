@@ -51,6 +51,15 @@ class UpSettings(CommonSettings, frozen=True, kw_only=True):
         Literal["auto", "always", "sample", "off"],
         Meta(description="Which fetched blocks are checked against their checksum; `auto`: by transport."),
     ] = "auto"
+    data_tls: Annotated[
+        bool,
+        Meta(description="TLS between the stores of nodes, with a certificate that openssl makes for this run."),
+    ] = False
+    data_tls_cert: Annotated[
+        str, Meta(description="PEM file of the certificate that all stores show: TLS with files of one's own.")
+    ] = ""
+    data_tls_key: Annotated[str, Meta(description="PEM file of the certificate's key.")] = ""
+    data_tls_ca: Annotated[str, Meta(description="PEM file of the authorities whose certificates stores accept.")] = ""
     slo_ttft_ms: Annotated[
         int, Meta(description="Objective for the time to the first token; generous, since a laptop is slow.", ge=1)
     ] = 120_000
@@ -60,3 +69,16 @@ class UpSettings(CommonSettings, frozen=True, kw_only=True):
     api_keys: Annotated[str, Meta(description="File of API keys and their tenants; empty: no key is asked for.")] = ""
     ready_timeout: Annotated[float, Meta(description="Seconds to wait for the mesh to be ready.", gt=0)] = 300.0
     json: Annotated[bool, Meta(description="Print the ready line as one JSON document on stdout.")] = False
+
+    def __post_init__(self) -> None:
+        if len({bool(path) for path in self.tls_files.values()}) > 1:
+            raise ValueError("data_tls_cert, data_tls_key and data_tls_ca must be set together")
+
+    @property
+    def tls_files(self) -> dict[str, str]:
+        """Paths by the names that they have in a store's settings; empty ones where none are named."""
+        return {
+            "data_tls_cert": self.data_tls_cert,
+            "data_tls_key": self.data_tls_key,
+            "data_tls_ca": self.data_tls_ca,
+        }

@@ -8,11 +8,13 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import click
 
+from cli.certificates import Certificate
 from cli.console import Lines, err
 from cli.foreground import Foreground
 from cli.model import find_model
@@ -74,10 +76,23 @@ class Up:
         """The exit code. Raises MooncakeError when the mesh cannot be brought up."""
         port = self.settings.port or free_port()
         self._look_first(port)
-        plan = Plan(self.settings, self._wiring(port), os.environ)
-        async with Supervisor(plan.wiring.mark, self._lines) as supervisor:
-            await Foreground(supervisor).run(self._serve(plan, supervisor))
+        with self._tls() as files:
+            plan = Plan(self.settings, self._wiring(port, files), os.environ)
+            async with Supervisor(plan.wiring.mark, self._lines) as supervisor:
+                await Foreground(supervisor).run(self._serve(plan, supervisor))
         return 0
+
+    @contextmanager
+    def _tls(self) -> Iterator[dict[str, str]]:
+        """The files of the stores' certificate, as settings of a store; empty without TLS. Raises ConfigError."""
+        files = self.settings.tls_files
+        if any(files.values()):
+            yield {name: os.path.abspath(path) for name, path in files.items()}
+        elif self.settings.data_tls:
+            with Certificate.make() as made:
+                yield dict(zip(files, (made.cert, made.key, made.cert), strict=True))
+        else:
+            yield {}
 
     def _look_first(self, port: int) -> None:
         """Everything that can be wrong and is cheap to see, before a process or a download starts."""
@@ -87,8 +102,11 @@ class Up:
         for name, url in (("nats", self.settings.nats), ("redis", self.settings.redis)):
             if url and (why := why_unreachable(url, timeout=3.0)):
                 raise ConfigError(f"--{name}: no server answers at {shown(url)}: {why}", field=name)
+        for name, path in self.settings.tls_files.items():
+            if path and not os.access(path, os.R_OK):
+                raise ConfigError(f"--{name.replace('_', '-')}: {path} cannot be read", field=name)
 
-    def _wiring(self, port: int) -> Wiring:
+    def _wiring(self, port: int, tls: dict[str, str]) -> Wiring:
         return Wiring(
             mark=secrets.token_hex(4),
             secret=secrets.token_hex(32),
@@ -99,6 +117,7 @@ class Up:
             port=port,
             config=self.config,
             colour=err.is_terminal and not err.no_color,
+            tls=tls,
         )
 
     def _folder(self) -> str:

@@ -137,13 +137,27 @@ def _environment_is_what_it_should_be(up: Mesh) -> None:
     assert not [pid for pid in marked(up.mark) if secret in _command(pid)]
 
 
-def test_nothing_survives_kill_nine_of_up(tiny: Path, tmp_path: Path) -> None:
-    with mesh(tiny, tmp_path / "log") as up:
-        assert up.say("hello").completion_tokens > 0
-        assert up.left()
+def test_stores_talk_over_tls_and_nothing_survives_kill_nine_of_up(tiny: Path, tmp_path: Path) -> None:
+    """Prompts travel from node to node over it; who has no certificate is not let in, and no key is left."""
+    with mesh(tiny, tmp_path / "log", "--transport", "tcp", "--data-tls") as up:
+        assert up.say(WORDS).completion_tokens > 0 and up.say(WORDS).cached_tokens >= 32
+        names = ("data_tls_cert", "data_tls_key", "data_tls_ca")
+        files = [word for name in names for word in ("--" + name.replace("_", "-"), up.ready[name])]
+        assert eventually(lambda: _verified(up, *files)["good"] >= 4)
+        assert _verified(up)["good"] == 0
+        assert up.ready["data_tls_cert"].startswith("/proc/") and up.left()
         up.process.kill()
         up.process.wait(100)
         assert eventually(lambda: not up.left()), up.left()
+        assert not any(os.path.exists(up.ready[name]) for name in names)
+
+
+def _verified(up: Mesh, *flags: str) -> Any:
+    """What ``mooncake store verify`` reads from all agents."""
+    env = dict(word.split("=", 1) for word in Path(f"/proc/{up.pid('store')}/environ").read_text().split("\0") if word)
+    argv = [MOONCAKE, "store", "verify", "--json", "--transports", "require:tcp", *flags]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=200, env=env, check=False)
+    return json.loads(done.stdout)
 
 
 def test_the_second_ctrl_c_does_not_wait(tiny: Path, tmp_path: Path) -> None:

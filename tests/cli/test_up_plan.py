@@ -15,6 +15,7 @@ from cli.settings import Policy, UpSettings
 from services.conductor.dispatch.settings import PolicyName
 from services.conductor.scheduling import POLICIES
 from shared.config import load
+from shared.errors import ConfigError
 
 WIRING = Wiring(
     mark="abcd",
@@ -163,3 +164,21 @@ def test_each_node_has_an_ssd_tier_of_its_own(tmp_path: Path) -> None:
     stores = [understood(spec) for spec in plan(ssd_path=str(tmp_path), ssd_bytes=1 << 26).stores()]
     assert [s.ssd_path for s in stores] == [str(tmp_path / s.node) for s in stores]
     assert {s.ssd_bytes for s in stores} == {1 << 26}
+
+
+def test_the_certificate_reaches_every_store_and_nobody_else() -> None:
+    files = {"data_tls_cert": "/c", "data_tls_key": "/k", "data_tls_ca": "/a"}
+    made = Plan(UpSettings(), replace(WIRING, tls=files), {})
+    stores = [understood(spec) for spec in made.stores()]
+    assert [(s.data_tls_cert, s.data_tls_key, s.data_tls_ca) for s in stores] == [("/c", "/k", "/a")] * 2
+    others = [*made.servers(), *made.engines(), made.conductor()]
+    assert not [word for spec in others for word in (*spec.argv, *spec.env) if "tls" in word.lower()]
+    assert {understood(spec).data_tls_cert for spec in plan().stores()} == {""}
+
+
+def test_files_of_one_s_own_come_together() -> None:
+    env = {"MOONCAKE_DATA_TLS_CERT": "c", "MOONCAKE_DATA_TLS_KEY": "k", "MOONCAKE_DATA_TLS_CA": "a"}
+    assert list(load(UpSettings, [], env).tls_files.values()) == ["c", "k", "a"]
+    for missing in env:
+        with pytest.raises(ConfigError, match="must be set together"):
+            load(UpSettings, [], {name: value for name, value in env.items() if name != missing})
