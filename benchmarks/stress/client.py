@@ -186,7 +186,7 @@ class Worker:
                 to = LandingTarget(reader.agent, landing.token, [h.slot for h in landing.held])
                 runs = [Run(s.slot, i, 0, 1, first, first + 8) for i, s in enumerate(slots) for first in (0, 8)]
                 await writer.stream(to, runs, owner, TIMEOUT)
-                if await reader.landed(landing, TIMEOUT):
+                if not await reader.missing(landing, TIMEOUT):
                     kept = await reader.close_landing(landing, keep=True)
             finally:
                 if not kept:

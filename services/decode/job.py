@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from services.decode.decoder import Running
 from services.decode.sequence import Sequence
 from shared.engines.base import Held, Landing, PoolClass
-from shared.errors import DoesNotFit, MooncakeError, NoRoom, PoolFull, StoreError, UnknownAttempt
+from shared.errors import DeadlineExceeded, DoesNotFit, MooncakeError, NoRoom, PoolFull, StoreError, UnknownAttempt
 from shared.instance.attempts import Key, Phase
 from shared.instance.job import INDEX_WAIT_S, Job, Prompt
 from shared.instance.tracing import span
@@ -26,6 +26,8 @@ READY_WAIT_S = 0.5
 GRANT_WAIT_S = 1.0
 """How long a landing request is kept waiting: as long as prefill listens before it asks again."""
 LANDED_WAIT_S = 1.0
+COMMIT_WAIT_S = 15.0
+"""How long the last blocks of an answer may take to be committed: longer than the store may leave a call unanswered."""
 
 
 class DecodeJob(Job):
@@ -69,7 +71,7 @@ class DecodeJob(Job):
             async with self.holds:
                 running = await self._land()
                 self.complete.set()
-                running.sequence.push((await self.started).token)
+                running.sequence.push((await self._started()).token)
                 self.service.table.move(self.key, Phase.RUN)
                 with span("decode", prompt_tokens=len(self.prompt)) as current:
                     await self._decode(running)
@@ -100,14 +102,31 @@ class DecodeJob(Job):
             self.granted.set_result((landing, have))
             with span("landing", blocks=len(landing.held), have=len(have)):
                 await self._fetch(landing, sorted(apart - landing.have))
-                while not await self.store.landed(landing, LANDED_WAIT_S):
-                    pass
+                await self._landed(landing)
             kept = await self.holds.take(self.store.close_landing(landing, keep=True))
         await self.holds.release([kept[block] for block in self._fetched])
         slots = [self._fetched.get(block, one) for block, one in enumerate(kept)]
         shared = landing.have | frozenset(self._fetched)
         sequence = Sequence(self.key, self.gateway, self.prompt, self.born, slots, shared)
         return Running(sequence, self.holds, self.owner, asyncio.get_running_loop().create_future())
+
+    async def _landed(self, landing: Landing) -> None:
+        """Everything is here. Raises DeadlineExceeded, which names prefill, where nothing more comes."""
+        limit, before, since = self.service.settings.landing_timeout_s, 0, self.service.now()
+        while missing := await self.store.missing(landing, LANDED_WAIT_S):
+            if missing != before:
+                before, since = missing, self.service.now()
+            elif self.service.now() - since >= limit:
+                raise DeadlineExceeded(f"nothing of the prompt has landed for {limit:g} s", field="prefill")
+
+    async def _started(self) -> Output:
+        """The first token. Raises as ``_landed``."""
+        limit = self.service.settings.landing_timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                return await self.started
+        except TimeoutError:
+            raise DeadlineExceeded(f"no first token for {limit:g} s after all has landed", field="prefill") from None
 
     @contextlib.asynccontextmanager
     async def _landing(self, writer: Ref, apart: frozenset[int]) -> AsyncIterator[Landing]:
@@ -183,18 +202,22 @@ class DecodeJob(Job):
                 commits = group.create_task(self._commits(running))
                 await self.service.decoder.decode(running)
                 if running.last is not None:
-                    await self._wait_for_index(running)
+                    await self._indexed(running, INDEX_WAIT_S)
                 self._publish_last(running)
-                await running.indexed.wait()
+                if not await self._indexed(running, COMMIT_WAIT_S):
+                    self.service.log.warning("the last blocks were not committed in time", request=self.key[0])
                 commits.cancel()
         except ExceptionGroup:  # the agent is gone, or there was no room to fill the last block: the answer is complete
             self._publish_last(running)
             raise
 
-    async def _wait_for_index(self, running: Running) -> None:
+    @staticmethod
+    async def _indexed(running: Running, timeout: float) -> bool:
+        """All full blocks are committed, and in the index as far as that could be waited for. False at the timeout."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(INDEX_WAIT_S):
+            async with asyncio.timeout(timeout):
                 await running.indexed.wait()
+        return running.indexed.is_set()
 
     def _publish_last(self, running: Running) -> None:
         """The final output that was held back for the index."""

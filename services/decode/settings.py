@@ -19,6 +19,15 @@ class DecodeSettings(InstanceSettings, frozen=True, kw_only=True):
     headroom: Annotated[
         float, Meta(description="Part of the pool kept free of promises, for growth beyond them.", ge=0, lt=1)
     ] = 0.05
+    landing_timeout_s: Annotated[
+        float,
+        Meta(
+            description="How long nothing more of a prompt may arrive, or its first token may be missing, before the "
+            "attempt is given up. Prompts that are computed before it count.",
+            gt=0,
+            le=86400,
+        ),
+    ] = 600.0
     growth_timeout_s: Annotated[
         float, Meta(description="How long a step waits for room before the youngest gives way.", ge=0, le=5)
     ] = 0.05

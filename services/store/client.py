@@ -232,8 +232,8 @@ class StoreClient(ObjectCalls):
         ]
         return Landing(opened.token, held, have)
 
-    async def landed(self, landing: Landing, timeout: float) -> bool:
-        answer: bool = await self._session.ask(lambda id: wire.Landed(id, landing.token, timeout), bool, timeout)
+    async def missing(self, landing: Landing, timeout: float) -> int:
+        answer: int = await self._session.ask(lambda id: wire.Missing(id, landing.token, timeout), int, timeout)
         return answer
 
     async def owe(self, landing: Landing, blocks: Sequence[int]) -> None:

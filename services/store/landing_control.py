@@ -80,16 +80,17 @@ class LandingControl:
         if event is not None:
             event.set()
 
-    async def landed(self, slab: Slab, connection: int, token: int, timeout: float) -> bool:
-        """False at the timeout; raises Fenced when the landing is over."""
+    async def missing(self, slab: Slab, connection: int, token: int, timeout: float) -> int:
+        """0 once all has landed and no receiver of ours is at work; at the timeout, how many layer-tokens are missing,
+        at least 1. Raises Fenced when the landing is over."""
         deadline = asyncio.get_running_loop().time() + timeout
         while True:
             landing = self._own(slab, connection, token)
             left = deadline - asyncio.get_running_loop().time()
             if landing.complete and not slab.grants.busy(token):  # rule: join_receivers
-                return True
+                return 0
             if left <= 0:
-                return False
+                return max(1, landing.missing)
             await self._change(token, min(left, BUSY_POLL) if landing.complete else left)
 
     async def _change(self, token: int, timeout: float) -> None:

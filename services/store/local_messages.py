@@ -180,8 +180,8 @@ class OpenLanding(Request, frozen=True, tag="open_landing"):
     apart: list[int] = []
 
 
-class Landed(Request, frozen=True, tag="landed"):
-    """-> bool"""
+class Missing(Request, frozen=True, tag="missing"):
+    """-> int"""
 
     token: int
     timeout: float
@@ -268,7 +268,7 @@ AnyRequest = (
     | Release
     | Fetch
     | OpenLanding
-    | Landed
+    | Missing
     | Owe
     | CloseLanding
     | Stream

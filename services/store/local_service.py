@@ -65,7 +65,7 @@ class LocalService:
             wire.Release: lambda c, r: c.slab.release(c.id, r.holds),
             wire.Fetch: self._fetch,
             wire.OpenLanding: self._open_landing,
-            wire.Landed: lambda c, r: self._landings.landed(c.slab, c.id, r.token, bounded(r.timeout)),
+            wire.Missing: lambda c, r: self._landings.missing(c.slab, c.id, r.token, bounded(r.timeout)),
             wire.Owe: lambda c, r: self._landings.owe(c.slab, c.id, r.token, r.blocks),
             wire.CloseLanding: self._close_landing,
             wire.Stream: self._stream,

@@ -259,9 +259,10 @@ class KVStore(Protocol):
         not at all. Present blocks are held and put in ``have``. Blocks ``apart`` are fetched by the caller into slots
         of its own: they get a slot here, but the writer does not owe them until :meth:`owe` says so."""
 
-    async def landed(self, landing: Landing, timeout: float) -> bool:
-        """Wait until every layer and token that the writer owes is in memory and all its completions were reported.
-        False at the timeout. Raises Fenced when the landing ended."""
+    async def missing(self, landing: Landing, timeout: float) -> int:
+        """Wait until every layer and token that the writer owes is in memory, all its completions were reported, and
+        nothing of it is being received any more: 0. At the timeout, how many layer-tokens are missing, at least 1.
+        Raises Fenced when the landing ended."""
 
     async def owe(self, landing: Landing, blocks: Sequence[int]) -> None:
         """The writer now owes these blocks too (an own fetch failed); they must not be in flight any more."""

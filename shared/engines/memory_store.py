@@ -49,8 +49,9 @@ class OpenLanding:
     missing: npt.NDArray[np.bool_]  # [block, layer, token]: still to be written
     fenced: bool = False
 
-    def complete(self) -> bool:
-        return not any(self.missing[block].any() for block in self.owed)
+    def left(self) -> int:
+        """Layer-tokens."""
+        return sum(int(self.missing[block].sum()) for block in self.owed)
 
 
 class MemoryNode:
@@ -307,8 +308,9 @@ class MemoryStore:
         node.landings[landing.token] = OpenLanding(landing, set(range(blocks)) - have - apart, missing)
         return landing
 
-    async def landed(self, landing: Landing, timeout: float) -> bool:
-        return await self._until(lambda: self._open(landing).complete(), timeout)
+    async def missing(self, landing: Landing, timeout: float) -> int:
+        await self._until(lambda: not self._open(landing).left(), timeout)
+        return self._open(landing).left()
 
     def _open(self, landing: Landing) -> OpenLanding:
         entry = self._alive().landings.get(landing.token)

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.conductor.dispatch.attempts import MOST_PLANNED, Attempts, Left, Side
 from services.conductor.dispatch.lists import LiveLists
-from shared.errors import AgentGone, Draining, InvalidInput, MooncakeError, NoRoom, Tombstoned
+from shared.errors import AgentGone, DeadlineExceeded, Draining, InvalidInput, MooncakeError, NoRoom, Tombstoned
 from shared.messages import Ref
 from tests.examples import examples
 
@@ -297,6 +297,15 @@ def test_a_refusal_avoids_only_who_refused() -> None:
 def test_prefill_speaks_for_decode() -> None:
     attempts, p, d = started()
     assert attempts.gone(1, p, NoRoom("landing", field="decode"))
+    assert attempts.avoid == {d}
+
+
+def test_decode_speaks_for_prefill() -> None:
+    attempts, p, d = started()
+    assert attempts.gone(1, d, DeadlineExceeded("nothing lands", field="prefill"))
+    assert attempts.avoid == {p}
+    attempts, p, d = started()
+    assert attempts.gone(1, d, DeadlineExceeded("some other field", field="tokens"))
     assert attempts.avoid == {d}
 
 

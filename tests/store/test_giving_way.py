@@ -60,7 +60,7 @@ async def test_a_landing_is_ended_without_a_word_from_its_engine(start_agent: St
     held = await other.allocate(3, OLD, PoolClass.PREFILL, 60.0)
     assert len(held) == 3
     with pytest.raises(Fenced):
-        await deaf.landed(landing, 1.0)
+        await deaf.missing(landing, 1.0)
 
 
 async def test_growth_takes_room_at_once_and_a_running_request_keeps_its_own(

@@ -153,24 +153,26 @@ async def test_a_dead_engines_landings_are_fenced_and_its_other_holds_freed(node
     await node.until(lambda: node.free == 4)
 
 
-async def test_landed_waits_for_reports_of_this_attempt_and_for_our_receivers(node: Node) -> None:
+async def test_what_is_missing_waits_for_reports_of_this_attempt_and_for_our_receivers(node: Node) -> None:
     old, token = await node.landing(), await node.landing()
     node.landings.report(node.slab, old, WRITER, [(0, *WHOLE), (1, *WHOLE)])
-    assert not await node.landings.landed(node.slab, CONNECTION, token, 0.01)  # rule: report_tagged
-    waiting = asyncio.create_task(node.landings.landed(node.slab, CONNECTION, token, 5.0))
+    everything = await node.landings.missing(node.slab, CONNECTION, token, 0.01)  # rule: report_tagged
+    waiting = asyncio.create_task(node.landings.missing(node.slab, CONNECTION, token, 5.0))
     node.landings.report(node.slab, token, WRITER, [(0, *WHOLE)])
     node.landings.report(node.slab, token, WRITER, [(0, *WHOLE)])
     await asyncio.sleep(0.01)
     assert not waiting.done()
+    assert await node.landings.missing(node.slab, CONNECTION, token, 0.01) == everything / 2
     receiver = ExitStack()
     receiver.enter_context(node.slab.grants.write(token, WRITER, []))
     node.landings.report(node.slab, token, WRITER, [(1, *WHOLE)])
     await asyncio.sleep(0.02)
     assert not waiting.done()  # rule: join_receivers
+    assert await node.landings.missing(node.slab, CONNECTION, token, 0.01) == 1
     with pytest.raises(InvalidInput):
         node.landings.keep(node.slab, CONNECTION, token)
     receiver.close()
-    assert await waiting
+    assert await waiting == 0
     assert len(node.landings.keep(node.slab, CONNECTION, token)) == 2
     with pytest.raises(Fenced):
         node.landings.report(node.slab, token, WRITER, [(1, *WHOLE)])
@@ -178,7 +180,7 @@ async def test_landed_waits_for_reports_of_this_attempt_and_for_our_receivers(no
 
 async def test_who_waits_for_a_landing_hears_that_it_is_fenced(node: Node) -> None:
     token = await node.landing()
-    waiting = asyncio.create_task(node.landings.landed(node.slab, CONNECTION, token, 5.0))
+    waiting = asyncio.create_task(node.landings.missing(node.slab, CONNECTION, token, 5.0))
     await asyncio.sleep(0.01)
     node.landings.fence(node.slab, CONNECTION, token)
     with pytest.raises(Fenced):

@@ -72,9 +72,9 @@ async def test_a_prompt_is_streamed_into_a_landing(
     moved = 0
     for first, last in ((0, 1), (1, 4)):
         runs = [Run(source[i].slot, i, first, last, 0, 16 if i < 2 else 8) for i in range(3)]
-        assert not await decode.landed(landing, 0.01)
+        assert await decode.missing(landing, 0.01)
         moved += await prefill.stream(target, runs, OWNER, 5.0)
-    assert await decode.landed(landing, 1.0)
+    assert not await decode.missing(landing, 1.0)
     assert moved == tokens * g.token_bytes * g.layers
 
     held = await decode.close_landing(landing, keep=True)
@@ -105,7 +105,7 @@ async def test_ipv6_and_the_same_node(
     assert (
         await here.stream(target, [Run(h.slot, i, 0, 4, 0, 16) for i, h in enumerate(source)], OWNER, 5.0) == 2 * size
     )
-    assert await here.landed(landing, 1.0)
+    assert not await here.missing(landing, 1.0)
     held = await here.close_landing(landing, keep=True)
     assert [view(here)[h.slot, :size].tobytes() for h in held] == data
     with pytest.raises(Fenced):
@@ -135,11 +135,11 @@ async def test_a_writer_may_not_exceed_its_landing(
         with pytest.raises(MooncakeError):
             await prefill.stream(bad, run, OWNER, 3.0)
     with pytest.raises(Fenced):  # another connection's
-        await other.landed(landing, 0.1)
+        await other.missing(landing, 0.1)
     await decode.owe(landing, [1])
     whole = LandingTarget(decode.agent, landing.token, slots)
     await prefill.stream(whole, [*run, Run(source.slot, 1, 0, 4, 0, 16)], OWNER, 5.0)
-    assert await decode.landed(landing, 1.0)
+    assert not await decode.missing(landing, 1.0)
     assert a.stats()["store_streams"] == 0
 
 

@@ -120,13 +120,13 @@ class Attempts:
         return self._leave("died")
 
     def gone(self, number: int, ref: Ref, error: MooncakeError) -> Left | None:
-        """An instance gave it up. Where prefill speaks for decode (``field`` "decode": its landing was refused), decode
-        is avoided and prefill, which keeps what it computed, is not."""
+        """An instance gave it up. Where it names the other one (``field`` "decode": prefill was refused a landing,
+        "prefill": decode waits for it in vain), that one is avoided, and itself, which keeps what it has, is not."""
         attempt = self.current(number)
         side = attempt.side_of(ref) if attempt else None
         if attempt is None or side is None or not attempt.parts[side].needed:
             return None
-        blamed = Side.DECODE if error.field == Side.DECODE.value else side
+        blamed = {named.value: named for named in Side}.get(error.field, side)
         self.avoid.add(attempt.parts[blamed].ref)
         return self._leave(error.code, counts=error.code not in PLANNED, fatal=error.code in FATAL, error=error)
 
