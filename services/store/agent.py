@@ -91,7 +91,7 @@ class Agent:
         self._landings = LandingControl(ref, self.engine, calls, settings.drain_timeout)
         self._streamer = Streamer(ref, self.engine, calls, self._landings, self._threads, self._rate)
         reader = RemoteReader(self.engine, calls, settings, self._threads, self._rate)
-        self._fetcher = Fetcher(ref.id, reader, directory)
+        self._fetcher = Fetcher(ref.id, reader, directory, self._rate)
         replicas = Replication(ref.id, calls, directory, self._fetcher, self.slabs)
         self._peers = PeerService(self.slabs, self._landings, self._streamer, self._fetcher, replicas, self._threads)
         objects = ObjectService(self._fetcher, Removal(calls, directory), replicas)

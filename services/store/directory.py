@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from services.store.placement import Place
+from services.store.sources import Copy
 from services.store.transfer.base import Peer
 from shared.errors import PeerGone
 from shared.index import DRAM
@@ -30,6 +31,9 @@ class Directory(Protocol):
         """Ids of the agents that probably have each key, without this one: those with it in DRAM first, then the
         least loaded. Empty lists when the index cannot be asked."""
 
+    async def copies(self, keys: Sequence[bytes]) -> list[list[Copy]]:
+        """What others probably have of each key. Empty lists when the index cannot be asked."""
+
     async def peer(self, id: str) -> Peer:
         """Raises PeerGone."""
 
@@ -41,13 +45,18 @@ class Directory(Protocol):
         Unavailable."""
 
 
+def ids_of(copies: Sequence[Sequence[Copy]]) -> list[list[str]]:
+    """As :meth:`Directory.locate` gives them."""
+    return [[c.agent for c in sorted(of_key, key=lambda c: (c.tier, c.backlog))] for of_key in copies]
+
+
 class Board:
     """The state that the twins share."""
 
     def __init__(self) -> None:
         self.peers: dict[str, Peer] = {}
         self.nodes: dict[str, str] = {}
-        self.blocks: dict[bytes, list[str]] = {}
+        self.blocks: dict[bytes, dict[str, int]] = {}  # tier by agent
 
 
 class LocalDirectory:
@@ -66,28 +75,27 @@ class LocalDirectory:
     def leave(self) -> None:
         self._board.peers.pop(self.id, None)
         for holders in self._board.blocks.values():
-            if self.id in holders:
-                holders.remove(self.id)
+            holders.pop(self.id, None)
 
     def committed(self, parent: bytes, keys: Sequence[bytes], tier: int = DRAM) -> None:
         for key in keys:
             self.tiers[key] = tier
-            holders = self._board.blocks.setdefault(key, [])
-            if self.id not in holders:
-                holders.append(self.id)
+            self._board.blocks.setdefault(key, {})[self.id] = tier
 
     def evicted(self, keys: Sequence[bytes]) -> None:
         for key in keys:
             self.tiers.pop(key, None)
-            holders = self._board.blocks.get(key, [])
-            if self.id in holders:
-                holders.remove(self.id)
+            self._board.blocks.get(key, {}).pop(self.id, None)
 
     async def flushed(self, timeout: float) -> None:
         return None
 
     async def locate(self, keys: Sequence[bytes]) -> list[list[str]]:
-        return [[id for id in self._board.blocks.get(key, []) if id != self.id] for key in keys]
+        return ids_of(await self.copies(keys))
+
+    async def copies(self, keys: Sequence[bytes]) -> list[list[Copy]]:
+        found = [self._board.blocks.get(key, {}) for key in keys]
+        return [[Copy(id, tier) for id, tier in holders.items() if id != self.id] for holders in found]
 
     async def peer(self, id: str) -> Peer:
         try:

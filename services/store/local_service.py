@@ -12,9 +12,10 @@ from opentelemetry import propagate
 
 from services.store import local_messages as wire
 from services.store import metrics
+from services.store.ask import Ask
 from services.store.connection import Connection, Handler
 from services.store.directory import Directory
-from services.store.fetcher import Ask, Fetcher
+from services.store.fetcher import Fetcher
 from services.store.landing_control import LandingControl
 from services.store.local_messages import HeldTuple, pack_held
 from services.store.object_service import PROMOTION, ObjectService, bounded, keys_of
@@ -89,7 +90,8 @@ class LocalService:
         return self._lease_below(c, r) if below else self._lease_here(c, r)
 
     async def _lease_below(self, c: Connection, r: wire.LeaseLocal) -> list[HeldTuple | None]:
-        async with self._fetcher.brought_up(c.slab, keys_of(r.keys), *r.by.checked(), PROMOTION):
+        keys, by = keys_of(r.keys), r.by.checked()
+        async with self._fetcher.brought_up(c.slab, keys, *by, PROMOTION, disk_only=False):
             return self._lease_here(c, r)
 
     def _lease_here(self, c: Connection, r: wire.LeaseLocal) -> list[HeldTuple | None]:

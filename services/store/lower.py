@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from services.store.sources import Disk
 from shared.engines.base import Owner, PoolClass
 
 if TYPE_CHECKING:
@@ -29,6 +30,12 @@ class Lower(Protocol):
     def ready(self, most: int) -> int:
         """How many of the next ``most`` victims can go without being lost."""
 
+    def sizes(self, keys: Sequence[bytes]) -> dict[bytes, int]:
+        """Bytes of each block that could be read now."""
+
+    def disk(self) -> Disk:
+        """How fast that would be."""
+
     async def read(self, wanted: Sequence[Wanted], owner: Owner, pool_class: PoolClass, timeout: float) -> Read | None:
         """Bring what is here of ``wanted`` into DRAM, verified. What is not here is not in the outcomes; None: nothing
         is. The holds that come with it are the agent's own."""
@@ -51,6 +58,12 @@ class NothingLower:
 
     def ready(self, most: int) -> int:
         return most
+
+    def sizes(self, keys: Sequence[bytes]) -> dict[bytes, int]:
+        return {}
+
+    def disk(self) -> Disk:
+        return Disk()
 
     async def read(self, wanted: Sequence[Wanted], owner: Owner, pool_class: PoolClass, timeout: float) -> Read | None:
         return None

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from services.store.directory import ids_of
 from services.store.placement import Place
+from services.store.sources import Copy
 from services.store.transfer.base import Peer
 from shared.errors import MooncakeError, PeerGone, Refused, Unavailable
 from shared.heartbeat import Heartbeat
@@ -76,6 +78,9 @@ class Registration:
         await self._publisher.flushed(timeout)
 
     async def locate(self, keys: Sequence[bytes]) -> list[list[str]]:
+        return ids_of(await self.copies(keys))
+
+    async def copies(self, keys: Sequence[bytes]) -> list[list[Copy]]:
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT):
                 places = await lookup(self._metadata.link, self._mesh, keys)
@@ -84,7 +89,7 @@ class Registration:
             return [[] for _ in keys]
         by_code = {agent.code: agent for agent in self._agents.values() if agent.ref.id != self._me.id}
         found = [[(tier, by_code[c]) for c, tier in place.items() if c in by_code] for place in places]
-        return [[a.ref.id for _, a in sorted(agents, key=lambda x: (x[0], x[1].backlog_bytes))] for agents in found]
+        return [[Copy(a.ref.id, tier, a.backlog_bytes) for tier, a in agents] for agents in found]
 
     async def peer(self, id: str) -> Peer:
         """From the last snapshot; an agent that just appeared is asked for."""

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from services.store import peer_messages as peer
+from services.store.ask import Ask
 from services.store.directory import Directory
-from services.store.fetcher import Ask, Fetcher
+from services.store.fetcher import Fetcher
 from services.store.metrics import REPLICAS
 from services.store.peers import PeerCalls
 from services.store.placement import Place, order_for_more, order_to_drop

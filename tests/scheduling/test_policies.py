@@ -22,7 +22,7 @@ from services.conductor.scheduling import (
 )
 from services.conductor.scheduling.views import PrefillView, SourceView
 from tests.examples import examples
-from tests.scheduling.cluster import Views
+from tests.scheduling.cluster import Views, prefill_view, source_view
 
 BLOCK, BYTES = 32, 1000
 
@@ -114,8 +114,9 @@ def test_paper_is_algorithm_1(seed: int) -> None:
 def both_branches(ask: Ask, view: PrefillView, sources: SourceView, threshold: float, i: int) -> tuple[float, int]:
     """(least price, blocks to fetch) of one instance."""
     own, here = int(view.own[i]), int(view.here[i])
-    promotion = int(view.below[i]) * BYTES / float(view.disk[i])  # from its own SSD
-    best = (max(float(view.queue[i]), float(view.ready[i]), promotion) + seconds(view, i, ask, own), 0)
+    below, disk = int(view.below[i]), BYTES / float(view.disk[i])  # from its own SSD
+    at_hand = min([below * disk, *(send_instead(view, sources, i, s, disk) for s in range(len(sources.agents)))])
+    best = (max(float(view.queue[i]), float(view.ready[i]), at_hand) + seconds(view, i, ask, own), 0)
     for s in range(len(sources.agents)):
         length = int(sources.blocks[s])
         ratio = length / own if own else math.inf
@@ -124,10 +125,35 @@ def both_branches(ask: Ask, view: PrefillView, sources: SourceView, threshold: f
         sent = float(sources.backlog[s]) + (length - here) * BYTES
         transfer = sent / float(sources.rate[s]) + float(view.inbound[i])
         transfer += max(length - max(int(sources.dram[s]), here), 0) * BYTES / float(sources.disk[s])
-        price = max(float(view.queue[i]), transfer, promotion) + seconds(view, i, ask, length)
+        behind = float(sources.backlog[s]) / float(sources.rate[s]) + float(view.inbound[i])
+        ready = min(max(transfer, below * disk), transfer + send_instead(view, sources, i, s, disk) - behind)
+        price = max(float(view.queue[i]), ready) + seconds(view, i, ask, length)
         if price < best[0]:
             best = (price, length)
     return best
+
+
+def send_instead(view: PrefillView, sources: SourceView, i: int, s: int, disk: float) -> float:
+    """Seconds in which a source sends from its DRAM what an instance has on its SSD, which reads the rest."""
+    here, below = int(view.here[i]), int(view.below[i])
+    sent = min(int(sources.dram[s]), here) - (here - below)
+    if sent <= 0:
+        return math.inf
+    behind = float(sources.backlog[s]) / float(sources.rate[s]) + float(view.inbound[i])
+    return behind + sent * BYTES / float(sources.rate[s]) + (below - sent) * disk
+
+
+def test_another_node_s_dram_makes_up_for_a_slow_ssd() -> None:
+    """A prefix is on the SSD of p0 (10 blocks a second) and in the DRAM of p1, which is busy; the link moves 1000."""
+    ask = Ask(64 * 32, 64, 32, BYTES, 100)
+    view = prefill_view([0.0, 5.0], [64, 64], below=np.array([64, 0]), disk=np.array([10.0 * BYTES, 1.0]))
+    chosen = policy("global_cache", PolicyOptions())
+    slow = chosen.price(ask, view, source_view([64], rate=np.array([8.0 * BYTES])))  # a1 sends more slowly still
+    quick = chosen.price(ask, view, source_view([64], rate=np.array([1000.0 * BYTES])))
+    none = chosen.price(ask, view, source_view([64], rate=np.array([1000.0 * BYTES]), dram=np.array([0])))
+    assert 6.4 < slow.price[0] < 6.5 and 6.4 < none.price[0] < 6.5
+    assert 0.06 < quick.price[0] < 0.2
+    assert chosen.choose(ask, slow) == chosen.choose(ask, none) == 1 and chosen.choose(ask, quick) == 0
 
 
 @given(SEEDS)

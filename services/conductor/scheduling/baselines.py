@@ -12,7 +12,8 @@ from services.conductor.scheduling.views import Ask, Bools, DecodeView, Floats, 
 
 def local_prices(ask: Ask, view: PrefillView) -> Prices:
     """What each instance would take with its own cache alone."""
-    return Prices.unfetched(view, np.where(view.open, recompute(ask, view, view.own, view.ready), np.inf))
+    price = recompute(ask, view, SourceView.none(), view.own, view.ready)
+    return Prices.unfetched(view, np.where(view.open, price, np.inf))
 
 
 class LocalCache(LeastStep):

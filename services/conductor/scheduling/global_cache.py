@@ -12,7 +12,7 @@ from services.conductor.scheduling.views import Ask, PrefillView, SourceView
 
 def cheaper_branch(ask: Ask, view: PrefillView, sources: SourceView, threshold: float) -> Prices:
     """Per instance the cheaper of computing and fetching; fetching only beyond the threshold."""
-    price = recompute(ask, view, view.own, view.ready)
+    price = recompute(ask, view, sources, view.own, view.ready)
     if not len(sources.agents):
         return Prices.unfetched(view, np.where(view.open, price, np.inf))
     fetched, source = fetch(ask, view, sources, threshold)

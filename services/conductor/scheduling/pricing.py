@@ -13,15 +13,34 @@ def cached_tokens(ask: Ask, blocks: Ints) -> Ints:
 
 
 def promotion(ask: Ask, view: PrefillView) -> Floats:
-    """Seconds until what the instance's node has on its SSD is in DRAM; that begins when the prompt is queued."""
+    """Seconds until what the instance's node has on its SSD is read; that begins when the prompt is queued."""
     seconds: Floats = view.below * float(ask.block_bytes) / view.disk
     return seconds
 
 
-def recompute(ask: Ask, view: PrefillView, blocks: Ints, ready: Floats | float = 0.0) -> Floats:
+def spared(ask: Ask, view: PrefillView, sources: SourceView) -> Floats:
+    """The same, (source, instance), where the source sends from its DRAM what it has there of it and the disk reads the
+    rest, without what the link has to do before; inf where the source has nothing of it."""
+    sent = np.minimum(sources.dram[:, None], view.here) - (view.here - view.below)
+    per_block = (ask.block_bytes / sources.rate)[:, None]
+    seconds = sent * per_block + (view.below - sent) * (float(ask.block_bytes) / view.disk)
+    return np.where(sent > 0, seconds, np.inf)
+
+
+def at_hand(ask: Ask, view: PrefillView, sources: SourceView) -> Floats:
+    """Seconds until what the instance's node has on its SSD is in its DRAM: the node takes the quicker way."""
+    read = promotion(ask, view)
+    if not len(sources.agents) or not view.below.any():
+        return read
+    behind = (sources.backlog / sources.rate)[:, None] + view.inbound
+    quickest: Floats = np.minimum(read, (spared(ask, view, sources) + behind).min(axis=0))
+    return quickest
+
+
+def recompute(ask: Ask, view: PrefillView, sources: SourceView, blocks: Ints, ready: Floats | float = 0.0) -> Floats:
     """Queue, then a prefill that starts from ``blocks`` blocks at hand, which are there after ``ready`` seconds, those
-    on the SSD when they are read."""
-    start: Floats = np.maximum(np.maximum(view.queue, ready), promotion(ask, view))
+    on the SSD when they are in DRAM."""
+    start: Floats = np.maximum(np.maximum(view.queue, ready), at_hand(ask, view, sources))
     return start + view.seconds(ask.tokens, cached_tokens(ask, blocks))
 
 
@@ -41,7 +60,11 @@ def fetch(ask: Ask, view: PrefillView, sources: SourceView, threshold: float) ->
     """Price and source row of the cheapest fetch for each instance (inf where none is allowed). A fetch overlaps
     queueing, and is worth it only where it is ``threshold`` times longer than the own match. Needs a source."""
     blocks = sources.blocks[:, None]
-    price = np.maximum(np.maximum(view.queue, promotion(ask, view)), transfers(ask, view, sources))
+    moved = transfers(ask, view, sources)
+    ready = np.maximum(promotion(ask, view), moved)
+    if view.below.any():
+        ready = np.minimum(ready, moved + spared(ask, view, sources))
+    price = np.maximum(view.queue, ready)
     price += view.seconds(ask.tokens, cached_tokens(ask, blocks))
     price[blocks <= np.maximum(threshold * view.own, view.here)] = np.inf
     source = price.argmin(axis=0)

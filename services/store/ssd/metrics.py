@@ -15,6 +15,7 @@ RESTS = counter(
     "store_ssd_rests", "Times that the disk failed and was left alone for a while. reason: as state.", ("reason",)
 )
 SKIPPED = counter("store_ssd_skipped_blocks", "Blocks that left DRAM for good: the SSD had no copy in time.")
+SPARED = counter("store_ssd_spared_blocks", "Blocks on the SSD that came from another agent's DRAM, which was quicker.")
 LOST = counter(
     "store_ssd_lost_blocks",
     "Blocks on the SSD that could not be used. reason: log (entries that do not check), missing (no such file), "

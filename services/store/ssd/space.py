@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from services.store.directory import Directory
 from services.store.reader import Outcome, Read, Wanted
 from services.store.slab import AGENT, Slab
+from services.store.sources import Disk
 from services.store.ssd.book import Block, Placement
 from services.store.ssd.jobs import Return, Write
 from shared.engines.base import Held, Kind, Owner, PoolClass
@@ -103,6 +104,13 @@ class Space:
         coming = self._slab.pool.slots.coming(most)
         unwritten = (i for i, slot in enumerate(coming) if not self.holds(self._slab.pool.slots[slot].key))
         return next(unwritten, len(coming))
+
+    def sizes(self, keys: Sequence[bytes]) -> dict[bytes, int]:
+        found = {key: self._tier.book.find(self._name, key) for key in keys}
+        return {key: block.length for key, block in found.items() if block is not None}
+
+    def disk(self) -> Disk:
+        return Disk(self._tier.tally.read_rate.value, self._tier.reads * self._slab.memory.stride)
 
     async def read(self, wanted: Sequence[Wanted], owner: Owner, pool_class: PoolClass, timeout: float) -> Read | None:
         book, deadline = self._tier.book, asyncio.get_running_loop().time() + timeout
