@@ -31,6 +31,7 @@ from services.store.slab import Slab
 from services.store.slabs import Slabs
 from services.store.ssd.tier import SsdTier
 from services.store.streamer import Streamer
+from services.store.tenants import Share, Shares
 from services.store.transfer.base import Peer
 from services.store.transfer.engine import Engine
 from services.store.transfer.limits import Limits
@@ -63,8 +64,11 @@ class Agent:
         self._metrics = metrics
         self.topology = read_topology(settings.topology_file)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="store")
-        self.ssd = SsdTier(settings, directory)
-        self.slabs = Slabs(settings, directory, self._threads, self.ssd.below)
+        tenants = Shares.read(
+            settings.tenant_quotas, Share(settings.tenant_quota_bytes, settings.tenant_quota_ssd_bytes)
+        )
+        self.ssd = SsdTier(settings, directory, tenants.ssd(settings.pool_bytes, settings.ssd_bytes))
+        self.slabs = Slabs(settings, directory, self._threads, self.ssd.below, tenants.dram())
         self.engine = Engine(
             ref,
             secret=settings.secret.encode(),
@@ -223,8 +227,11 @@ class Agent:
         self._backlog = sum(slab.leases.bytes for slab in self.slabs.values())
         for kind, gauge in metrics.HELD.items():
             gauge.set(stats[kind])
-        for tenant, size in self.slabs.quotas.shown().items():
-            metrics.TENANT_BYTES.labels(tenant).set(size)
+        for tier, quotas in (("dram", self.slabs.quotas), ("ssd", self.ssd.book.owners.quotas)):
+            for tenant, size in quotas.shown().items():
+                metrics.TENANT_BYTES.labels(tenant, tier).set(size)
+            for tenant, limit in quotas.named.items():
+                metrics.TENANT_QUOTA.labels(tenant, tier).set(limit)
         for state, amount in (("free", stats["free"]), ("cached", stats["cached"]), ("used", stats["store_slots"])):
             metrics.SLOTS.labels(state).set(amount)
 

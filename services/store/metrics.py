@@ -27,8 +27,11 @@ REPLICAS = counter(
     ("result",),
 )
 TENANT_BYTES = gauge(
-    "store_tenant_bytes", "Committed blocks in DRAM. tenant: those with a quota of their own, other.", ("tenant",)
+    "store_tenant_bytes",
+    "Slots of committed blocks. tenant: those with a quota of their own, other. tier: dram, ssd.",
+    ("tenant", "tier"),
 )
+TENANT_QUOTA = gauge("store_tenant_quota_bytes", "What a tenant may have at most, 0: no limit.", ("tenant", "tier"))
 SLOTS = gauge("store_slots", "Slots of the pool. state: free, cached (evictable), used.", ("state",))
 HELD = {
     kind: held_gauge(kind)

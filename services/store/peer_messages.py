@@ -25,7 +25,7 @@ class Lease(msgspec.Struct, frozen=True, tag="lease"):
 class Descriptor(msgspec.Struct, frozen=True, array_like=True):
     """Where a leased block lies. ``generation`` is the READ's grant. ``checksum`` (xxh3 of the block's ``size`` valid
     bytes) is None where the owner computes none. ``offset`` and ``length`` are those of the layers asked for.
-    ``parent`` is the key before, as the owner knows it."""
+    ``parent`` is the key before, as the owner knows it; ``tenant`` the tag of whose quota it counts against there."""
 
     offset: int
     length: int
@@ -33,6 +33,7 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
     checksum: int | None
     size: int
     parent: bytes = b""
+    tenant: int = 0
 
 
 class Leased(msgspec.Struct, frozen=True, array_like=True):

@@ -124,7 +124,8 @@ class PeerService:
         first, last = (0, s.length) if whole else (call.first_layer * layer_bytes, call.last_layer * layer_bytes)
         last = min(last, s.length)
         offset, length = slot * slab.memory.stride + first, max(0, last - first)
-        return wire.Descriptor(offset, length, slab.pins.generation(slot), s.checksum, s.length, s.parent)
+        tenant = slab.pool.slots.tenants.of(slot)
+        return wire.Descriptor(offset, length, slab.pins.generation(slot), s.checksum, s.length, s.parent, tenant)
 
     async def _suspect(self, call: wire.Corrupt) -> None:
         """Look ourselves: bytes may have been harmed on their way, too. A corrupt block leaves pool and index."""

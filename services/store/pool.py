@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from services.store.slots import Slots, State
-from services.store.tenants import Quotas
+from services.store.tenants import Quotas, tag_of
 from shared.engines.base import Held, Kind, Owner, PoolClass
 from shared.errors import InvalidInput, StaleToken
 
@@ -229,8 +229,9 @@ class Pool:
 
     def _take(self, count: int, owner: Owner, pool_class: PoolClass, keep: int) -> list[int] | None:
         """Who is over its quota makes way for itself first, so that nobody else's blocks go for it."""
-        excess = self.slots.tenants.excess(owner.tenant, count) if count else 0
-        if excess and self.slots.evict_own(owner.tenant, excess) < excess and pool_class >= PoolClass.PREFETCH:
+        tenant = tag_of(owner.tenant)
+        excess = self.slots.tenants.excess(tenant, count) if count else 0
+        if excess and self.slots.evict_own(tenant, excess) < excess and pool_class >= PoolClass.PREFETCH:
             return None
         if pool_class is PoolClass.PREFETCH and self._prefetched + count > self._prefetch:
             return None
@@ -247,16 +248,18 @@ class Pool:
         lengths: Sequence[int],
         fetched_by: str = "",
         chained: bool = True,
+        tenants: Sequence[int] = (),
     ) -> list[Held]:
         """Phase two: visible at once. All holds are checked before the first is committed. A slot whose key is present
-        by now stays private (NEW). Not ``chained``: each key comes after ``parent`` itself. Raises StaleToken,
-        InvalidInput."""
+        by now stays private (NEW). Not ``chained``: each key comes after ``parent`` itself. ``tenants``: whose each
+        block is, where that is not who holds it. Raises StaleToken, InvalidInput."""
         found = [self._committable(connection, hold, key) for hold, key in zip(holds, keys, strict=True)]
         if len({hold.slot for hold in found}) != len(found):
             raise InvalidInput("a slot is committed twice", field="holds")
         out: list[Held] = []
-        for hold, key, length in zip(found, keys, lengths, strict=True):
-            out.append(self._commit(hold, b"" if parent == key else parent, key, length, fetched_by))
+        of = tenants or [tag_of(hold.owner.tenant) for hold in found]
+        for hold, key, length, tenant in zip(found, keys, lengths, of, strict=True):
+            out.append(self._commit(hold, b"" if parent == key else parent, key, length, fetched_by, tenant))
             parent = key if chained else parent
         if not fetched_by:
             self.slots.touch((hold.slot for hold in reversed(found)), "")
@@ -277,11 +280,11 @@ class Pool:
             raise InvalidInput("the slot was reserved for another key", field="keys")
         return hold
 
-    def _commit(self, hold: Hold, parent: bytes, key: bytes, length: int, fetched_by: str) -> Held:
+    def _commit(self, hold: Hold, parent: bytes, key: bytes, length: int, fetched_by: str, tenant: int) -> Held:
         self._settle(hold)
         state = self.slots[hold.slot].state
         if state is State.WRITING and key not in self.slots.by_key:
-            self.slots.publish(hold.slot, key, parent, length, fetched_by, hold.owner.tenant)
+            self.slots.publish(hold.slot, key, parent, length, fetched_by, tenant)
             self.settled.append(key)
             self._soften(hold)
         committed = self.slots[hold.slot].state is State.COMMITTED

@@ -18,6 +18,7 @@ from services.store.peers import PeerCalls
 from services.store.rates import Rate
 from services.store.settings import StoreSettings
 from services.store.slab import AGENT, Slab, boottime
+from services.store.tenants import tag_of
 from services.store.transfer.base import Op, Request, Result, Status, TransferEngine
 from shared.engines.base import Held, Kind, Owner, PoolClass
 from shared.errors import ChecksumMismatch, LeaseExpired, MooncakeError, PoolFull, ProtocolError, TransferError
@@ -254,6 +255,7 @@ class RemoteReader:
                 fetched_by=owner.id or "fetch",
                 chained=chained,
                 checksums=[copy.source.checksum for copy in run],
+                tenants=[copy.source.tenant or tag_of(owner.tenant) for copy in run],
             )
             read.holds += [copy.target.hold for copy in run]
             FETCHED.inc(len(run))

@@ -124,8 +124,20 @@ class StoreSettings(CommonSettings, frozen=True, kw_only=True):
     tenant_quota_bytes: Annotated[
         int, Meta(description="Cache in DRAM for each tenant that `tenant_quotas` does not name; 0: no limit.", ge=0)
     ] = 0
+    tenant_quota_ssd_bytes: Annotated[
+        int | None,
+        Meta(
+            description="Cache on the SSD for each tenant of which `tenant_quotas` does not say it; 0: no limit; none: "
+            "the part of it that its quota is of `pool_bytes`.",
+            ge=0,
+        ),
+    ] = None
     tenant_quotas: Annotated[
-        str, Meta(description="YAML file with the cache in DRAM for each tenant, as in `acme: 20GiB`; 0: no limit.")
+        str,
+        Meta(
+            description="YAML file with the cache of each tenant: in DRAM, as in `acme: 20GiB`, or on both tiers, as "
+            "in `acme: {dram: 20GiB, ssd: 1TiB}`; 0: no limit."
+        ),
     ] = ""
     abort_after: Annotated[
         float,

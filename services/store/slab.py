@@ -25,7 +25,7 @@ from services.store.prefault import Prefault
 from services.store.room import RETRY, Room
 from services.store.settings import StoreSettings
 from services.store.slots import State
-from services.store.tenants import Quotas
+from services.store.tenants import Quotas, tag_of
 from shared.blocks import Namespace
 from shared.engines.base import Held, Kind, Owner, PoolClass
 from shared.errors import PoolFull
@@ -107,7 +107,7 @@ class Slab:
         try:
             return await self.room.get(attempt, self.room.want(count, owner, pool_class), timeout)
         except PoolFull:
-            if self.pool.slots.tenants.excess(owner.tenant, count) and pool_class >= PoolClass.PREFETCH:
+            if self.pool.slots.tenants.excess(tag_of(owner.tenant), count) and pool_class >= PoolClass.PREFETCH:
                 raise self.pool.slots.tenants.refusal(owner.tenant) from None
             raise
 
@@ -187,11 +187,12 @@ class Slab:
         fetched_by: str = "",
         chained: bool = True,
         checksums: Sequence[int | None] = (),
+        tenants: Sequence[int] = (),
     ) -> list[Held]:
         """As :meth:`Pool.commit`, and the index is told. ``checksums``: of each block where they are known already, as
         they are of what was fetched; else they are computed now, on a thread."""
         before = self.pool.contains(keys)
-        out = self.pool.commit(connection, holds, parent, keys, lengths, fetched_by, chained)
+        out = self.pool.commit(connection, holds, parent, keys, lengths, fetched_by, chained, tenants)
         self.drain()
         new = [held.kind is Kind.PRESENT and not there for held, there in zip(out, before, strict=True)]
         self._publish(parent, keys, new, chained)

@@ -13,7 +13,7 @@ from services.store.memory import stride_of
 from services.store.preemption import Victim
 from services.store.settings import StoreSettings
 from services.store.slab import Slab, boottime, segment_name
-from services.store.tenants import Quotas, read_quotas
+from services.store.tenants import Quotas
 from services.store.transfer.base import Generations, TransferEngine
 from shared.blocks import ITEMSIZE, Namespace
 from shared.errors import ConfigError, InvalidInput, MooncakeError
@@ -26,7 +26,7 @@ UNREGISTER_TIMEOUT = 2.0
 
 class Slabs(Mapping[str, Slab]):
     """By segment name. ``pool_bytes`` is shared by all; ``slab_bytes`` bounds each. ``lower`` gives what lies below
-    a new one."""
+    a new one; ``quotas``: of tenants in all of them together."""
 
     def __init__(
         self,
@@ -34,6 +34,7 @@ class Slabs(Mapping[str, Slab]):
         directory: Directory,
         threads: ThreadPoolExecutor,
         lower: Callable[[Slab], Lower] = lambda slab: NothingLower(),
+        quotas: Quotas | None = None,
     ) -> None:
         self._settings = settings
         self._lower = lower
@@ -43,8 +44,7 @@ class Slabs(Mapping[str, Slab]):
         self._attaching = asyncio.Lock()
         self._engine: TransferEngine | None = None
         self._location = ""
-        named = read_quotas(settings.tenant_quotas) if settings.tenant_quotas else {}
-        self.quotas = Quotas(settings.tenant_quota_bytes, named)
+        self.quotas = quotas or Quotas()
         self._abort: Callable[[Slab, Victim], None] = lambda slab, victim: None
         self._in_use: Callable[[Slab], bool] = lambda slab: False
 

@@ -155,7 +155,7 @@ class Slots:
         self.evictions += done
         return done
 
-    def evict_own(self, tenant: str, count: int) -> int:
+    def evict_own(self, tenant: int, count: int) -> int:
         """Let up to ``count`` idle blocks of this tenant go, which has too many."""
         done = 0
         while done < count and (slot := self.tenants.pop(tenant, self._is_free_leaf)) is not None:
@@ -180,40 +180,43 @@ class Slots:
         """Watermarks: with fewer than ``low`` free slots evict until ``high`` are free, at most ``most`` now."""
         return self.evict(min(high - len(self._free), most), ahead=True) if len(self._free) < low else 0
 
-    def coming(self, count: int) -> list[int]:
-        """The next ``count`` blocks that would be evicted, in that order."""
+    def coming(self, count: int, tenant: int | None = None) -> list[int]:
+        """The next ``count`` blocks that would be evicted, in that order. ``tenant``: those of its own that would go
+        for its quota."""
+
+        def pop() -> int | None:
+            if tenant is None:
+                return self._order.pop(self._is_free_leaf)
+            return self.tenants.pop(tenant, self._is_free_leaf)
+
         out: list[int] = []
         leaves: dict[int, None] = {}
         above: list[Rank] = []
         gone: dict[bytes, int] = {}
-        leaf = self._order.pop(self._is_free_leaf) if count > 0 else None
+        leaf = pop() if count > 0 else None
         while len(out) < count and (leaf is not None or above):
             if leaf is None or (above and above[0] < self._order.rank(leaf)):
                 out.append(heapq.heappop(above)[2])
             else:
                 leaves[leaf] = None
                 out.append(leaf)
-                leaf = self._next_leaf(leaves)
-            self._uncover(self.table[out[-1]].parent, gone, above)
+                leaf = next((slot for slot in iter(pop, None) if slot not in leaves), None)
+            self._uncover(self.table[out[-1]].parent, gone, above, tenant)
         for slot in (*leaves, *(() if leaf is None else (leaf,))):
-            self._order.push(slot)
+            self._order.push(slot) if tenant is None else self.tenants.push(slot)
         return out
 
     def by_use(self) -> list[int]:
         """All committed blocks, the most recently used first, a prefix before what follows on it."""
         return sorted(self.by_key.values(), key=self._order.stamps.__getitem__, reverse=True)
 
-    def _next_leaf(self, seen: dict[int, None]) -> int | None:
-        while True:
-            leaf = self._order.pop(self._is_free_leaf)
-            if leaf not in seen:
-                return leaf
-
-    def _uncover(self, parent: bytes, gone: dict[bytes, int], above: list[Rank]) -> None:
+    def _uncover(self, parent: bytes, gone: dict[bytes, int], above: list[Rank], tenant: int | None) -> None:
         """One more of the parent's children would be gone: offer it where that was the last."""
         gone[parent] = gone.get(parent, 0) + 1
         slot = self.by_key.get(parent)
         if slot is not None and gone[parent] == self._children.get(parent):
+            if tenant not in (None, self.tenants.of(slot)):
+                return
             s = self.table[slot]
             if s.idle and not s.soft:
                 heapq.heappush(above, self._order.rank(slot))
@@ -262,7 +265,7 @@ class Slots:
             self.table[slot] = Slot()
             self._free.append(slot)
 
-    def publish(self, slot: int, key: bytes, parent: bytes, length: int, fetched_by: str, tenant: str = "") -> None:
+    def publish(self, slot: int, key: bytes, parent: bytes, length: int, fetched_by: str, tenant: int = 0) -> None:
         """WRITING -> COMMITTED. The key is not there yet. A parent that comes after the block is a lie, and would keep
         both for ever: it counts as none."""
         s = self.table[slot]

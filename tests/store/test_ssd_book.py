@@ -13,11 +13,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.store.ssd.book import Block, Book, Placement, trimmed
 from services.store.ssd.journal import ENTRY, HEADER, Codec, Entry, Live, Op, new_header, recover, rewrite
+from services.store.tenants import Quotas, tag_of
 
 SPACES = (b"A" * 16, b"B" * 16)
 STRIDES = {SPACES[0]: 4096, SPACES[1]: 12288}
 CAPACITY, SEGMENT = 10 * 4096, 3 * 4096
 KEYS = [bytes([i]) * 16 for i in range(14)]
+LIMITS = {"small": 4 * 4096, "large": CAPACITY}
+TENANT_OF = {key: tag_of(["", "small", "large", "unlimited"][key[0] % 4]) for key in KEYS}
 spaces, keys = st.sampled_from(SPACES), st.sampled_from(KEYS)
 
 
@@ -40,7 +43,7 @@ class Machine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.book = Book(CAPACITY, SEGMENT)
+        self.book = Book(CAPACITY, SEGMENT, Quotas(named=LIMITS))
         self.log = bytearray(new_header())
         self.disk: dict[tuple[int, int], bytes] = {}
         self.truth: dict[bytes, OrderedDict[bytes, bytes]] = {s: OrderedDict() for s in SPACES}
@@ -54,7 +57,7 @@ class Machine(RuleBasedStateMachine):
     def place(self, space: bytes, key: bytes) -> Placement | None:
         if self.book.find(space, key) or self.book.writing(space, key):
             return None
-        placement = self.book.place(space, STRIDES[space], key, b"", 100)
+        placement = self.book.place(space, STRIDES[space], key, b"", 100, TENANT_OF[key])
         if placement is None:
             return None
         for name in placement.left:
@@ -128,7 +131,7 @@ class Machine(RuleBasedStateMachine):
         live = fitting(recover(bytes(self.log)))
         self.log = bytearray(rewrite(live))
         self.seq = len(live.entries) + 1
-        self.book, self.reading = Book(CAPACITY, SEGMENT), []
+        self.book, self.reading = Book(CAPACITY, SEGMENT, Quotas(named=LIMITS)), []
         self.book.load(live)
         wrong = []
         for space in SPACES:
@@ -191,6 +194,19 @@ class Machine(RuleBasedStateMachine):
         assert self.book.size <= CAPACITY
 
     @invariant()
+    def every_block_is_somebodys(self) -> None:
+        """Counted by place, and each limited tenant's oldest is the one that was used least recently in all spaces."""
+        blocks = sorted((b for space in SPACES for b in self.book.blocks(space)), key=lambda b: b.used)
+        used: dict[int, int] = {}
+        for block in blocks:
+            used[block.tenant] = used.get(block.tenant, 0) + STRIDES[block.namespace]
+            assert block.tenant == TENANT_OF[block.key]
+        assert self.book.owners.quotas.used == used
+        for tenant in LIMITS:
+            mine = (b for b in blocks if b.tenant == tag_of(tenant) and not b.readers)
+            assert self.book.owners.oldest(tag_of(tenant)) is next(mine, None)
+
+    @invariant()
     def every_place_is_used_once(self) -> None:
         kept = {(b.segment, b.slot) for b, _ in self.reading if b.gone}
         for segment in self.book.segments.values():
@@ -212,7 +228,7 @@ def test_entries_come_back() -> None:
     entries = [
         Entry(Op.SEGMENT, 0, 4, 4096, 0, SPACES[0], seq=1),
         Entry(Op.PUT, 0, 3, 100, (1 << 64) - 1, SPACES[0], KEYS[1], KEYS[2], seq=2),
-        Entry(Op.PUT, 0, 1, 4096, 7, SPACES[0], KEYS[3], seq=3),
+        Entry(Op.PUT, 0, 1, 4096, 7, SPACES[0], KEYS[3], seq=3, tenant=(1 << 64) - 1),
     ]
     header = new_header()
     log = header + Codec(header).encode_all(entries, 1)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from services.store.agent import Agent
 from services.store.client import StoreClient
 from services.store.pool import Pool
-from services.store.tenants import OTHER, Quotas, read_quotas
+from services.store.tenants import NOBODY, OTHER, Quotas, Share, Shares, read_shares, tag_of
 from shared.engines.base import Owner, PoolClass
 from shared.errors import ConfigError, QuotaExceeded
 from shared.telemetry import REGISTRY
@@ -24,6 +24,7 @@ from tests.store.conftest import NAMESPACE, STRIDE
 Key = Callable[[object], bytes]
 Start = Callable[..., Awaitable[Agent]]
 QUOTA = 4
+SMALL, ACME = tag_of("small"), tag_of("acme")
 TENANTS = ["small", "big", ""]
 
 
@@ -45,6 +46,15 @@ def put(pool: Pool, tenant: str, keys: list[bytes], chained: bool = False) -> bo
     return True
 
 
+def own_victims_are_known_before(pool: Pool) -> None:
+    """Also twice: a look changes nothing."""
+    for count in (3, 12):
+        coming = [pool.slots[slot].key for slot in pool.slots.coming(count, SMALL)]
+        assert coming == [pool.slots[slot].key for slot in pool.slots.coming(count, SMALL)]
+        pool.slots.dropped.clear()
+        assert pool.slots.evict_own(SMALL, count) == len(coming) and pool.slots.dropped == coming
+
+
 numbers = st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True)
 steps = st.lists(
     st.tuples(st.sampled_from(["put", "put", "put", "hold", "touch", "remove"]), st.sampled_from(TENANTS), numbers),
@@ -60,7 +70,7 @@ def test_nobody_goes_for_a_tenant_that_has_too_much(moves: list[tuple[str, str, 
         keys = [key(tenant, i) for i in numbers]
         before = dict(pool.slots.by_key)
         new = len(set(keys) - before.keys())
-        beyond = max(0, quotas.used.get("small", 0) // 10 + new - QUOTA)
+        beyond = max(0, quotas.used.get(SMALL, 0) // 10 + new - QUOTA)
         if move == "put":
             put(pool, tenant, keys, chained)
             gone = before.keys() - pool.slots.by_key.keys()
@@ -74,9 +84,12 @@ def test_nobody_goes_for_a_tenant_that_has_too_much(moves: list[tuple[str, str, 
             for one in keys:
                 pool.remove(one)
         count = Counter(k.split(b"-")[0].decode() for k in pool.slots.by_key)
-        assert {t: 10 * n for t, n in count.items()} == quotas.used
-        assert quotas.used.get("small", 0) <= QUOTA * 10
+        assert {tag_of(t): 10 * n for t, n in count.items()} == quotas.used
+        assert quotas.used.get(SMALL, 0) <= QUOTA * 10
+    own_victims_are_known_before(pool)
     pool.drop(2)
+    own_victims_are_known_before(pool)
+    assert not quotas.used.get(SMALL)
     pool.slots.evict(12)
     assert quotas.used == {} and not quotas.over
 
@@ -101,25 +114,59 @@ def test_what_runs_is_not_refused_and_goes_when_it_has_ended() -> None:
     held = pool.reserve(keys, 1, Owner("run/1", 1.0, "acme"), PoolClass.PREFILL)
     assert held is not None
     pool.commit(1, [h.hold for h in held], b"", keys, [8] * 5)
-    assert quotas.over == {"acme"} and pool.slots.tenants.excess("acme") == 3
-    assert pool.slots.evict_own("acme", 3) == 0
+    assert quotas.over == {ACME} and pool.slots.tenants.excess(ACME) == 3
+    assert pool.slots.evict_own(ACME, 3) == 0
     pool.release(1, [h.hold for h in held])
-    assert pool.slots.evict_own("acme", pool.slots.tenants.excess("acme")) == 3
+    assert pool.slots.evict_own(ACME, pool.slots.tenants.excess(ACME)) == 3
     assert pool.contains(keys) == [True, True, False, False, False]  # the leaf first
     assert not quotas.over
 
 
 def test_the_file_of_quotas(tmp_path: Path) -> None:
     path = tmp_path / "quotas.yaml"
-    path.write_text("acme: 2GiB\nbeta: 4096\n7: 0\n")
-    assert read_quotas(str(path)) == {"acme": 2 << 30, "beta": 4096, "7": 0}
-    for text in ("[1, 2]", "acme: many", "acme: true", "acme: [1]", "a: b: c"):
+    path.write_text("acme: 2GiB\nbeta: {dram: 4096, ssd: 1TiB}\ngamma: {ssd: 0}\n7: 0\n")
+    assert read_shares(str(path)) == {
+        "acme": Share(2 << 30),
+        "beta": Share(4096, 1 << 40),
+        "gamma": Share(ssd=0),
+        "7": Share(0),
+    }
+    for text, why in (
+        ("[1, 2]", "no mapping"),
+        ("acme: many", "acme: 'many'"),
+        ("acme: true", "acme: True"),
+        ("acme: [1]", "acme: '[1]'"),
+        ("a: b: c", "cannot be read"),
+        ("acme: {dram: 1, tape: 2}", "acme: tape is no tier"),
+        ("acme: {ssd: lots}", "acme: 'lots'"),
+    ):
         path.write_text(text)
         with pytest.raises(ConfigError) as wrong:
-            read_quotas(str(path))
-        assert wrong.value.field == "tenant_quotas" and str(path) in wrong.value.message
+            read_shares(str(path))
+        assert wrong.value.field == "tenant_quotas" and str(path) in wrong.value.message and why in wrong.value.message
     with pytest.raises(ConfigError):
-        read_quotas(str(tmp_path / "absent"))
+        read_shares(str(tmp_path / "absent"))
+
+
+@pytest.mark.parametrize(
+    ("share", "default", "dram", "ssd"),
+    [
+        (Share(10), Share(0), 10, 100),  # a tenth of DRAM: a tenth of the SSD
+        (Share(10, 7), Share(0), 10, 7),
+        (Share(10, 0), Share(0), 10, 0),
+        (Share(10), Share(0, 30), 10, 30),
+        (Share(ssd=7), Share(20), 20, 7),
+        (Share(), Share(20), 20, 200),
+        (Share(0), Share(20), 0, 0),
+    ],
+)
+def test_who_has_no_share_of_the_ssd_named_has_as_much_of_it_as_of_dram(
+    share: Share, default: Share, dram: int, ssd: int
+) -> None:
+    shares = Shares(default, {"acme": share})
+    assert (shares.dram().limit(ACME), shares.ssd(100, 1000).limit(ACME)) == (dram, ssd)
+    assert shares.dram().limit(NOBODY) == shares.ssd(100, 1000).limit(NOBODY) == 0
+    assert shares.ssd(100, 0).limit(ACME) in (0, share.ssd, default.ssd)
 
 
 async def test_tenants_of_a_real_agent(start_agent: Start, tmp_path: Path) -> None:
@@ -150,8 +197,10 @@ async def test_tenants_of_a_real_agent(start_agent: Start, tmp_path: Path) -> No
         async with asyncio.timeout(100):
             while shown("small") != 4 * STRIDE or shown(OTHER) != 58 * STRIDE:
                 await asyncio.sleep(0.05)
-        assert shown("big") is None
+        assert shown("big") is None and shown("small", "ssd") == 0
+        labels = {"tenant": "small", "tier": "dram"}
+        assert REGISTRY.get_sample_value("mooncake_store_tenant_quota_bytes", labels) == 4 * STRIDE
 
 
-def shown(tenant: str) -> float | None:
-    return REGISTRY.get_sample_value("mooncake_store_tenant_bytes", {"tenant": tenant})
+def shown(tenant: str, tier: str = "dram") -> float | None:
+    return REGISTRY.get_sample_value("mooncake_store_tenant_bytes", {"tenant": tenant, "tier": tier})

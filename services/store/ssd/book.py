@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from services.store.ssd.journal import Entry, Live, Op
+from services.store.ssd.owners import Owners
+from services.store.tenants import Quotas
 
 Name = tuple[bytes, bytes]
 """(namespace, key)"""
@@ -18,7 +20,8 @@ Name = tuple[bytes, bytes]
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A block on the SSD. ``readers`` keep its place from being written over, also after it was dropped (``gone``)."""
+    """A block on the SSD, of ``tenant`` (a tag). ``readers`` keep its place from being written over, also after it was
+    dropped (``gone``)."""
 
     namespace: bytes
     key: bytes
@@ -27,9 +30,14 @@ class Block:
     checksum: int
     segment: int
     slot: int
+    tenant: int = 0
     used: int = 0
     readers: int = 0
     gone: bool = False
+
+    @property
+    def name(self) -> Name:
+        return self.namespace, self.key
 
 
 @dataclass
@@ -65,11 +73,12 @@ class Placement:
 
 class Book:
     """``capacity`` bytes in segments of about ``segment_bytes``. What its methods give for the log goes there in that
-    order, but for a placement's ``put``."""
+    order, but for a placement's ``put``. Whoever places keeps to the quotas of ``owners``."""
 
-    def __init__(self, capacity: int, segment_bytes: int) -> None:
+    def __init__(self, capacity: int, segment_bytes: int, quotas: Quotas | None = None) -> None:
         self.segments: dict[int, Segment] = {}
         self.capacity = capacity
+        self.owners = Owners(quotas or Quotas())
         self._segment_bytes = segment_bytes
         self._spaces: dict[bytes, OrderedDict[bytes, Block]] = {}
         self._writing: dict[Name, Placement] = {}
@@ -102,7 +111,9 @@ class Book:
             if e.op is Op.SEGMENT:
                 self._add(Segment(e.segment, e.namespace, e.length, e.slot, []))
             else:
-                self._enter(Block(e.namespace, e.key, e.parent, e.length, e.checksum, e.segment, e.slot))
+                block = Block(e.namespace, e.key, e.parent, e.length, e.checksum, e.segment, e.slot, e.tenant)
+                self._count(block, 1)
+                self._enter(block)
         for segment in self.segments.values():
             segment.free = [slot for slot in range(segment.slots - 1, -1, -1) if slot not in segment.blocks]
 
@@ -131,6 +142,7 @@ class Book:
         block = self.find(namespace, key)
         if block is not None:
             self._spaces[namespace].move_to_end(key)
+            self.owners.touched(block)
             self._use(block)
 
     def _use(self, block: Block) -> None:
@@ -152,9 +164,11 @@ class Book:
 
     # -- writing -----------------------------------------------------------------------------------------------
 
-    def place(self, namespace: bytes, stride: int, key: bytes, parent: bytes, length: int) -> Placement | None:
+    def place(
+        self, namespace: bytes, stride: int, key: bytes, parent: bytes, length: int, tenant: int = 0
+    ) -> Placement | None:
         """A place for a block that is neither here nor being written. None when everything is in use."""
-        out = Placement(Block(namespace, key, parent, length, 0, -1, -1), Entry(Op.PUT, -1))
+        out = Placement(Block(namespace, key, parent, length, 0, -1, -1, tenant), Entry(Op.PUT, -1))
         segment = self._with_room(namespace, stride, out)
         if segment is None:
             return None
@@ -163,6 +177,7 @@ class Book:
         out.block.segment, out.block.slot = segment.id, slot
         out.put = self._put_entry(out.block)
         self._writing[namespace, key] = out
+        self._count(out.block, 1)
         return out
 
     def written(self, placement: Placement, checksum: int) -> bool:
@@ -179,6 +194,7 @@ class Book:
         """It will not be written, or is not wanted any more. The entry must go into the log where ``put`` did."""
         block = placement.block
         self._end(placement)
+        self._count(block, -1)
         self.segments[block.segment].free.append(block.slot)
         return self._drop_entry(block)
 
@@ -197,7 +213,7 @@ class Book:
 
     def _drop(self, block: Block) -> Entry:
         segment = self.segments[block.segment]
-        del self._spaces[block.namespace][block.key]
+        self._leave(block)
         del segment.blocks[block.slot]
         block.gone = True
         if not block.readers:
@@ -210,10 +226,10 @@ class Book:
 
     def discard(self, segment: int) -> list[Name]:
         """A segment whose file is not there: nothing in it is. For one that is not in use."""
-        lost = self.segments.pop(segment)
-        for block in lost.blocks.values():
+        for block in self.segments[segment].blocks.values():
             block.gone = True
-            del self._spaces[block.namespace][block.key]
+            self._leave(block)
+        lost = self.segments.pop(segment)
         return [(block.namespace, block.key) for block in lost.blocks.values()]
 
     # -- room --------------------------------------------------------------------------------------------------
@@ -264,15 +280,24 @@ class Book:
         self.segments[segment.id] = segment
         self._spaces.setdefault(segment.namespace, OrderedDict())
 
+    def _count(self, block: Block, sign: int) -> None:
+        self.owners.quotas.add(block.tenant, sign * self.segments[block.segment].stride)
+
+    def _leave(self, block: Block) -> None:
+        del self._spaces[block.namespace][block.key]
+        self._count(block, -1)
+        self.owners.left(block)
+
     def _enter(self, block: Block) -> None:
         self._spaces[block.namespace][block.key] = block
+        self.owners.entered(block)
         self.segments[block.segment].blocks[block.slot] = block
         self._use(block)
 
     # -- entries -----------------------------------------------------------------------------------------------
 
     def _put_entry(self, b: Block) -> Entry:
-        return Entry(Op.PUT, b.segment, b.slot, b.length, b.checksum, b.namespace, b.key, b.parent)
+        return Entry(Op.PUT, b.segment, b.slot, b.length, b.checksum, b.namespace, b.key, b.parent, tenant=b.tenant)
 
     def _drop_entry(self, block: Block) -> Entry:
         return self._entry(Op.DROP, block.segment, block.slot, 0, block.namespace, block.key)

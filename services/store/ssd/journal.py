@@ -18,10 +18,10 @@ import xxhash
 
 from shared.blocks import KEY
 
-MAGIC = b"MCSSD\x00\x01\n"
+MAGIC = b"MCSSD\x00\x02\n"
 _HEADER = struct.Struct("<8sQ")
 _CHECK = struct.Struct("<Q")
-_ENTRY = struct.Struct(f"<QQIIIBB2x{KEY}s{KEY}s{KEY}s")
+_ENTRY = struct.Struct(f"<QQQIIIBB2x{KEY}s{KEY}s{KEY}s")
 
 HEADER = _HEADER.size + _CHECK.size
 ENTRY = _ENTRY.size + _CHECK.size
@@ -42,8 +42,8 @@ _OPS = frozenset(Op)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One change. ``checksum`` is the xxh3 of the block's valid bytes. ``seq`` grows along the log; it is given to an
-    entry when that is encoded."""
+    """One change. ``checksum`` is the xxh3 of the block's valid bytes, ``tenant`` the tag of whose it is. ``seq`` grows
+    along the log; it is given to an entry when that is encoded."""
 
     op: Op
     segment: int
@@ -54,6 +54,7 @@ class Entry:
     key: bytes = bytes(KEY)
     parent: bytes = b""
     seq: int = 0
+    tenant: int = 0
 
     @property
     def where(self) -> Where:
@@ -96,7 +97,7 @@ class Codec:
 
     def encode(self, e: Entry, seq: int) -> bytes:
         body = _ENTRY.pack(
-            seq, e.checksum, e.segment, e.slot, e.length, e.op, bool(e.parent), e.namespace, e.key, e.parent
+            seq, e.checksum, e.tenant, e.segment, e.slot, e.length, e.op, bool(e.parent), e.namespace, e.key, e.parent
         )
         return body + _CHECK.pack(xxhash.xxh3_64_intdigest(body, self._seed))
 
@@ -111,10 +112,11 @@ class Codec:
         (check,) = _CHECK.unpack_from(data, _ENTRY.size)
         if check != xxhash.xxh3_64_intdigest(data[: _ENTRY.size], self._seed):
             return None
-        seq, checksum, segment, slot, length, op, has_parent, namespace, key, parent = _ENTRY.unpack_from(data)
+        seq, checksum, tenant, segment, slot, length, op, has_parent, namespace, key, parent = _ENTRY.unpack_from(data)
         if op not in _OPS:
             return None
-        return Entry(Op(op), segment, slot, length, checksum, namespace, key, parent if has_parent else b"", seq)
+        parent = parent if has_parent else b""
+        return Entry(Op(op), segment, slot, length, checksum, namespace, key, parent, seq, tenant)
 
 
 @dataclass

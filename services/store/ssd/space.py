@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from services.store.directory import Directory
@@ -46,6 +48,7 @@ class Space:
         self._slab = slab
         self._directory = directory
         self._name = slab.namespace.root()
+        self._share = ahead
         self._ahead = min(MOST_AHEAD, max(1, int(ahead * slab.memory.slots)))
         self._quiet: object = None  # nothing was due in this state of the pool
         self._taken = 0  # slots taken until the last look
@@ -103,7 +106,7 @@ class Space:
             return most
         coming = self._slab.pool.slots.coming(most)
         unwritten = (i for i, slot in enumerate(coming) if not self.holds(self._slab.pool.slots[slot].key))
-        return next(unwritten, len(coming))
+        return next((i for i in unwritten if self._most(coming[i]) != 0), len(coming))
 
     def sizes(self, keys: Sequence[bytes]) -> dict[bytes, int]:
         found = {key: self._tier.book.find(self._name, key) for key in keys}
@@ -161,9 +164,16 @@ class Space:
             return []
         if budget <= 0:
             return []
-        writes = self.writes(slots.coming(self._reach(spaces) - slots.free), budget)
+        writes = self.writes(self.within_quotas(self._coming(self._reach(spaces)), share=0.5), budget)
         self._quiet = None if writes else state
         return writes
+
+    def _coming(self, reach: int) -> Iterable[int]:
+        """The next victims, of which some ``reach`` are looked at: for room, and of each tenant for its quota."""
+        slots = self._slab.pool.slots
+        for_room = slots.coming(reach - slots.free)
+        own = (slots.coming(min(count, reach), tenant) for tenant, count in slots.tenants.near(self._share))
+        return dict.fromkeys(chain(for_room, islice(chain.from_iterable(own), MOST_AHEAD)))
 
     def writes(self, slots: Iterable[int], budget: int) -> list[Write]:
         """Of ``slots`` in order, those that are not on the SSD: at most ``budget`` bytes, or one block."""
@@ -176,6 +186,22 @@ class Space:
                 if budget <= 0:
                     break
         return writes
+
+    def within_quotas(self, slots: Iterable[int], share: float) -> Iterator[int]:
+        """Of ``slots`` in order, no more of each tenant than ``share`` of its quota has room for, or one: else its
+        blocks would push each other out for ever."""
+        seen: Counter[int] = Counter()
+        for slot in slots:
+            tenant, most = self._slab.pool.slots.tenants.of(slot), self._most(slot, share)
+            seen[tenant] += 1
+            if most is None or seen[tenant] <= most:
+                yield slot
+
+    def _most(self, slot: int, share: float = 1.0) -> int | None:
+        """Blocks of whoever has this one that its quota has room for; None: no limit."""
+        stride = self._slab.memory.stride
+        limit = self._tier.book.owners.quotas.limit(self._slab.pool.slots.tenants.of(slot))
+        return max(limit >= stride, int(share * limit) // stride) if limit else None
 
     def warmest(self, spaces: int) -> list[int]:
         """Slots of what DRAM holds, the most recently used first (a prefix before what follows on it), as far as our
@@ -199,7 +225,10 @@ class Space:
         if book.find(self._name, s.key) is not None:
             book.touch(self._name, s.key)
             return None
-        return book.place(self._name, self._slab.memory.stride, s.key, s.parent, s.length)
+        stride, tenant = self._slab.memory.stride, self._slab.pool.slots.tenants.of(slot)
+        if not self._tier.make_room(tenant, stride):
+            return None
+        return book.place(self._name, stride, s.key, s.parent, s.length, tenant)
 
     def _write(self, slot: int, placement: Placement) -> Write:
         generation = self._slab.pins.generation(slot)
@@ -269,6 +298,7 @@ class Space:
             [block.length],
             fetched_by=owner.id or SSD_TRANSPORT,
             checksums=[block.checksum],
+            tenants=[block.tenant],
         )
         self._tier.tally.hit()
         return Outcome(SSD_TRANSPORT, block.length)

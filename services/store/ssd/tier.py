@@ -26,6 +26,7 @@ from services.store.ssd.space import Space
 from services.store.ssd.tally import Tally
 from services.store.ssd.trouble import reason
 from services.store.ssd.writing import Writing
+from services.store.tenants import Quotas
 from shared.records import SsdRecord
 from shared.tasks import end
 from shared.telemetry import log
@@ -46,10 +47,11 @@ CLOSING = 5.0
 
 
 class SsdTier:
-    """One for an agent. ``state`` is one of ``metrics.STATES``."""
+    """One for an agent. ``state`` is one of ``metrics.STATES``. ``quotas``: what tenants may have of it."""
 
-    def __init__(self, settings: StoreSettings, directory: Directory) -> None:
+    def __init__(self, settings: StoreSettings, directory: Directory, quotas: Quotas) -> None:
         self._settings = settings
+        self._quotas = quotas
         self._directory = directory
         self._files: Files | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ssd-write")
@@ -60,7 +62,7 @@ class SsdTier:
         self._rest, self._growth = Rest(), Rest()
         self.tally = Tally()
         self._reading = Reading(self.tally)
-        self.book = Book(0, 0)
+        self.book = Book(0, 0, quotas)
         self._writing = Writing(self, self._thread)
         self.state = "unused"
 
@@ -113,7 +115,8 @@ class SsdTier:
         path, size = self._settings.ssd_path, self._settings.ssd_bytes
         old, self._files = self._files, None
         try:
-            files, found, book = await asyncio.get_running_loop().run_in_executor(self._thread, begin, old, path, size)
+            loop, quotas = asyncio.get_running_loop(), self._quotas.unused()
+            files, found, book = await loop.run_in_executor(self._thread, begin, old, path, size, quotas)
         except OSError as e:
             self.off(e)
             return
@@ -127,6 +130,8 @@ class SsdTier:
         if not files.direct:
             logger.warning("the file system takes no O_DIRECT: blocks go through the page cache, several times slower")
         self._forget_removed()
+        for tenant in tuple(book.owners.quotas.over):  # it may have less than it had under the last agent
+            self.make_room(tenant)
         for space in self.spaces.values():
             self._announce(space)
 
@@ -144,6 +149,20 @@ class SsdTier:
             self._writing.pending.append(entry)
         elif self.used and not self.on and len(self._removed) < MOST_REMOVED:
             self._removed.add((namespace, key))
+
+    def make_room(self, tenant: int, size: int = 0) -> bool:
+        """A tenant's own least recently used blocks make way until it has ``size`` bytes within its quota. False: it
+        never will, or not now."""
+        owners = self.book.owners
+        if size > owners.quotas.limit(tenant) > 0:
+            return False
+        while owners.quotas.excess(tenant, size):
+            oldest = owners.oldest(tenant)
+            if oldest is None:
+                return False
+            self.removed(*oldest.name)
+            self.made_way([oldest.name])
+        return True
 
     def below(self, slab: Slab) -> Lower:
         """What lies below a slab that was just made. The index is told what is here of it."""
@@ -166,7 +185,7 @@ class SsdTier:
 
     def off(self, error: OSError, unlogged: Sequence[Entry] = ()) -> None:
         """For a while: DRAM goes on alone."""
-        lost, self.book = self.book, Book(0, 0)
+        lost, self.book = self.book, Book(0, 0, self._quotas.unused())
         entries, self._writing.pending = [*unlogged, *self._writing.pending], []
         self._removed |= {(e.namespace, e.key) for e in entries if e.op is Op.DROP}
         self._become(reason(error))
@@ -262,12 +281,12 @@ class SsdTier:
         await asyncio.get_running_loop().run_in_executor(self._thread, leave, self._files, self.book)
 
 
-def begin(old: Files | None, folder: str, capacity: int) -> tuple[Files, Found, Book]:
+def begin(old: Files | None, folder: str, capacity: int, quotas: Quotas) -> tuple[Files, Found, Book]:
     """On the writing thread: a log may be long. ``old`` is closed first. Raises OSError."""
     if old is not None:
         old.close()
     files, found = Files.open(folder, capacity)
-    book = Book(capacity, capacity // SEGMENTS)
+    book = Book(capacity, capacity // SEGMENTS, quotas)
     book.load(found.live)
     return files, found, book
 

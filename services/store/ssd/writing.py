@@ -80,7 +80,7 @@ class Writing:
     async def _save(self, files: Files, space: Space, deadline: float) -> None:
         warmest = space.warmest(len(self._tier.spaces))
         space.keep(warmest)
-        slots = iter(warmest)
+        slots = space.within_quotas(warmest, share=1.0)
         while self._tier.on and time.monotonic() < deadline:
             job = self._begun(Job(self.pending, space.writes(slots, JOB_BYTES)))
             if job is None:
