@@ -70,6 +70,15 @@ async def caught_up(agent: Agent) -> None:
     await until(agent, lambda: not agent.ssd.writes)
 
 
+async def begun(start_ssd: Start, stack: AsyncExitStack, blocks: int = 40) -> tuple[Agent, StoreClient]:
+    """An agent of 16 slots with so many blocks, all but the newest 8 on its SSD, and a client of it."""
+    agent = await start_ssd()
+    client = await client_of(agent, stack)
+    await put_slowly(agent, client, range(blocks))
+    await written(agent, blocks - 8)
+    return agent, client
+
+
 def tiers(agent: Agent) -> dict[bytes, int]:
     directory = agent.directory
     assert isinstance(directory, LocalDirectory)

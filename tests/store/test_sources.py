@@ -19,15 +19,14 @@ from shared.index import DRAM, SSD
 from tests.store.ssd_tools import (
     OWNER,
     Start,
+    begun,
     client_of,
     content_of,
     count,
     items,
     key_of,
-    put_slowly,
     tiers,
     until,
-    written,
 )
 
 MIB = 1 << 20
@@ -88,12 +87,10 @@ def measured(agent: Agent, rate: float) -> None:
         agent.ssd.tally.read_rate.add(1 << 30, (1 << 30) / rate)
 
 
-async def pair(start_ssd: Start, stack: AsyncExitStack, **other: object) -> tuple[Agent, StoreClient, Agent]:
+async def pair(start_ssd: Start, stack: AsyncExitStack) -> tuple[Agent, StoreClient, Agent]:
     """An agent with :data:`KEYS` on its SSD alone, its client, and another agent with the same in DRAM."""
-    agent, neighbour = await start_ssd(), await start_ssd(**({"ssd_path": "", "ssd_bytes": 0, "slots": 64} | other))
-    client = await client_of(agent, stack)
-    await put_slowly(agent, client, range(32))
-    await written(agent, 24)
+    agent, client = await begun(start_ssd, stack, 32)
+    neighbour = await start_ssd(ssd_path="", ssd_bytes=0, slots=64)
     assert all(tiers(agent)[key] == SSD for key in KEYS)
     there = await client_of(neighbour, stack)
     assert all(put.stored for put in await there.put(items(NUMBERS)))

@@ -18,6 +18,7 @@ from services.store.ssd.jobs import run
 from tests.store.ssd_tools import (
     STRIDE,
     Start,
+    begun,
     client_of,
     content_of,
     count,
@@ -87,10 +88,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 async def test_c6_a_disk_whose_writes_fail_rests_and_comes_back(
     disk: Disk, start_ssd: Start, stack: AsyncExitStack
 ) -> None:
-    agent = await start_ssd()
-    client = await client_of(agent, stack)
-    await put_slowly(agent, client, range(40))
-    await written(agent, 32)
+    agent, client = await begun(start_ssd, stack)
     there = [i for i in range(40) if key_of(i) in tiers(agent)]
     before = count("rests_total", reason="io")
 
@@ -114,10 +112,7 @@ async def test_c6_a_disk_whose_writes_fail_rests_and_comes_back(
 async def test_c6_a_disk_whose_reads_fail_rests(
     disk: Disk, start_ssd: Start, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent = await start_ssd()
-    client = await client_of(agent, stack)
-    await put_slowly(agent, client, range(40))
-    await written(agent, 32)
+    agent, client = await begun(start_ssd, stack)
     disk.fail()
     lost = count("lost_blocks_total", reason="io")
     with monkeypatch.context() as patch:
@@ -170,10 +165,7 @@ async def test_the_folder_is_taken_over_when_its_agent_has_ended(start_ssd: Star
 async def test_what_is_removed_while_the_disk_rests_stays_removed(
     disk: Disk, start_ssd: Start, stack: AsyncExitStack
 ) -> None:
-    agent = await start_ssd()
-    client = await client_of(agent, stack)
-    await put_slowly(agent, client, range(40))
-    await written(agent, 32)
+    agent, client = await begun(start_ssd, stack)
     disk.fail()
     await client.remove([key_of(0)])  # for the log, which cannot be written any more
     await put_slowly(agent, client, range(40, 60))

@@ -20,6 +20,7 @@ from tests.store.ssd_tools import (
     SLOT,
     STRIDE,
     Start,
+    begun,
     client_of,
     content_of,
     count,
@@ -116,10 +117,7 @@ async def test_a_folder_that_cannot_be_written(start_ssd: Start, stack: AsyncExi
 
 
 async def test_a_folder_made_read_only_under_load(start_ssd: Start, stack: AsyncExitStack, tmp_path: Path) -> None:
-    agent = await start_ssd()
-    client = await client_of(agent, stack)
-    await put_slowly(agent, client, range(20))
-    await written(agent, 8)
+    agent, client = await begun(start_ssd, stack, 20)
     with immutable(tmp_path / "ssd"):
         await put_slowly(agent, client, range(20, 100))
         assert agent.ssd.state == "full"  # goes on with the files that are there
@@ -168,10 +166,7 @@ async def test_c6_a_full_disk(stack: AsyncExitStack, start_ssd: Start, tmp_path:
 
 
 async def test_a_log_that_cannot_grow_ends_the_tier(start_ssd: Start, stack: AsyncExitStack, tmp_path: Path) -> None:
-    agent = await start_ssd()
-    client = await client_of(agent, stack)
-    await put_slowly(agent, client, range(20))
-    await written(agent, 8)
+    agent, client = await begun(start_ssd, stack, 20)
     log = (tmp_path / "ssd" / "blocks.log").stat().st_size
     with file_size_limit(max(log + 50, STRIDE * 4)):
         await put_slowly(agent, client, range(20, 600))
@@ -228,10 +223,7 @@ async def test_c6_killed_again_and_again(start_ssd: Start, stack: AsyncExitStack
 
 
 async def test_a_file_that_shrinks_while_it_is_used(start_ssd: Start, stack: AsyncExitStack, tmp_path: Path) -> None:
-    agent = await start_ssd()
-    client = await client_of(agent, stack)
-    await put_slowly(agent, client, range(40))
-    await written(agent, 32)
+    agent, client = await begun(start_ssd, stack)
     before = count("lost_blocks_total", reason="io")
     os.truncate(sorted((tmp_path / "ssd").glob("segment-*"))[0], STRIDE)
     got = [(await client.get([key_of(i)]))[0] for i in range(40)]

@@ -12,14 +12,21 @@ import pytest
 from services.store.ssd.files import Files
 from services.store.ssd.jobs import Return, bring
 from shared.engines.base import PoolClass
-from tests.store.ssd_tools import OWNER, Start, client_of, content_of, count, key_of, put_slowly, written
+from tests.store.ssd_tools import (
+    OWNER,
+    Start,
+    begun,
+    client_of,
+    content_of,
+    count,
+    key_of,
+    put_slowly,
+    written,
+)
 
 
 async def test_a_landing_has_what_its_nodes_ssd_has(start_ssd: Start, stack: AsyncExitStack) -> None:
-    agent = await start_ssd()
-    client = await client_of(agent, stack)
-    await put_slowly(agent, client, range(32))
-    await written(agent, 24)
+    agent, client = await begun(start_ssd, stack, 32)
     before = count("read_blocks_total")
     keys = [key_of(i) for i in range(4)]
     landing = await client.open_landing([*keys, key_of(99)], 6, 5 * 16 + 3, client.agent, OWNER, 10.0)

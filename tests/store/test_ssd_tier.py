@@ -21,6 +21,7 @@ from tests.store.ssd_tools import (
     SLOT,
     STRIDE,
     Start,
+    begun,
     caught_up,
     client_of,
     content_of,
@@ -36,10 +37,7 @@ from tests.store.ssd_tools import (
 
 
 async def test_c6_a_working_set_of_four_times_the_memory_is_all_there(start_ssd: Start, stack: AsyncExitStack) -> None:
-    agent = await start_ssd()
-    client = await client_of(agent, stack)
-    await put_slowly(agent, client, range(64))
-    await written(agent, 56)
+    agent, client = await begun(start_ssd, stack, 64)
     before = count("read_blocks_total")
     for at in range(0, 64, 4):
         assert await client.get([key_of(i) for i in range(at, at + 4)]) == [content_of(i) for i in range(at, at + 4)]
@@ -205,10 +203,7 @@ async def test_a_smaller_tier_keeps_what_fits(start_ssd: Start, stack: AsyncExit
 
 
 async def test_a_block_removed_on_its_way_up_does_not_come_back(start_ssd: Start, stack: AsyncExitStack) -> None:
-    agent = await start_ssd()
-    client = await client_of(agent, stack)
-    await put_slowly(agent, client, range(40))
-    await written(agent, 32)
+    agent, client = await begun(start_ssd, stack)
     for i in range(0, 16, 2):
         keys = [key_of(i), key_of(i + 1)]
         leasing = asyncio.create_task(client.lease(keys, OWNER))
