@@ -54,6 +54,15 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self._service.lost(self)
 
+    def pause_writing(self) -> None:
+        """An engine that does not read its answers is not heard: else they would pile up here."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()

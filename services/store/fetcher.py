@@ -115,24 +115,28 @@ class Fetcher:
         return out
 
     async def _have(self, ask: Ask, wanted: Sequence[Wanted], sources: Sequence[str], deadline: float) -> None:
-        await self._writers_here(ask.slab, wanted, deadline)
+        """What an engine of this node is writing may take for ever: the others do not wait for it."""
+        written = {w.key for w in wanted if self._written_here(ask.slab, w.key)}
+        await self._bring(ask, [w for w in wanted if w.key not in written], sources, deadline)
+        for key in written:
+            await ask.slab.settled(key, deadline - asyncio.get_running_loop().time())
+        if written:
+            await self._bring(ask, [w for w in wanted if w.key in written], sources, deadline)
+
+    def _written_here(self, slab: Slab, key: bytes) -> bool:
+        return slab.pool.in_progress(key) and key not in self._table(slab)
+
+    async def _bring(self, ask: Ask, wanted: Sequence[Wanted], sources: Sequence[str], deadline: float) -> None:
         for w in wanted:
             if ask.slab.pool.find(w.key) is not None:
                 ask.take(w.key, Outcome())
-            elif ask.slab.pool.in_progress(w.key) and w.key not in self._table(ask.slab):
+            elif self._written_here(ask.slab, w.key):
                 ask.take(w.key, Outcome(error=IN_PROGRESS))
         missing = [w for w in wanted if w.key not in ask.results]
         joined = await self._round(ask, missing, sources, deadline)
         failed = [w for w in missing if w.key in joined and ask.results[w.key].error]
         if failed:  # in another's flight, perhaps for lack of time: ours may be longer
             await self._round(ask, failed, sources, deadline)
-
-    async def _writers_here(self, slab: Slab, wanted: Sequence[Wanted], deadline: float) -> None:
-        """What an engine of this node is writing is on its way already."""
-        table = self._table(slab)
-        for w in wanted:
-            if slab.pool.in_progress(w.key) and w.key not in table:
-                await slab.settled(w.key, deadline - asyncio.get_running_loop().time())
 
     async def _round(
         self, ask: Ask, wanted: Sequence[Wanted], sources: Sequence[str], deadline: float

@@ -40,6 +40,9 @@ class Lower(Protocol):
         """Bring what is here of ``wanted`` into DRAM, verified. What is not here is not in the outcomes; None: nothing
         is. The holds that come with it are the agent's own."""
 
+    def end(self) -> None:
+        """The slab has made way. What lies below it stays, until its namespace comes back."""
+
 
 class NothingLower:
     """Blocks that leave DRAM are gone."""
@@ -66,4 +69,7 @@ class NothingLower:
         return Disk()
 
     async def read(self, wanted: Sequence[Wanted], owner: Owner, pool_class: PoolClass, timeout: float) -> Read | None:
+        return None
+
+    def end(self) -> None:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -22,8 +23,17 @@ def stride_of(geometry: Geometry) -> int:
 def shared_file(name: str, size: int) -> int:
     """Descriptor of an anonymous shared file. Sealed: nobody who maps it dies because another one shrinks it."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, size)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    try:
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _closed_with(stack: contextlib.ExitStack, fd: int) -> int:
+    stack.callback(os.close, fd)
     return fd
 
 
@@ -32,14 +42,17 @@ class SlabMemory:
     Nothing is left behind when all processes are gone."""
 
     def __init__(self, name: str, slots: int, geometry: Geometry) -> None:
+        """Raises OSError where the system gives neither memory nor descriptors, and leaves nothing behind."""
         self.slots = slots
         self.geometry = geometry
         self.stride = stride_of(geometry)
         self.size = slots * self.stride
-        self.fd = shared_file(name, self.size)
-        self._map = mmap.mmap(self.fd, self.size)
-        self.words_fd = shared_file(name + ".generations", 8 * slots)
-        self.words: npt.NDArray[np.uint64] = np.frombuffer(mmap.mmap(self.words_fd, 8 * slots), np.uint64)
+        with contextlib.ExitStack() as undo:
+            self.fd = _closed_with(undo, shared_file(name, self.size))
+            self._map = mmap.mmap(self.fd, self.size)
+            self.words_fd = _closed_with(undo, shared_file(name + ".generations", 8 * slots))
+            self.words: npt.NDArray[np.uint64] = np.frombuffer(mmap.mmap(self.words_fd, 8 * slots), np.uint64)
+            undo.pop_all()
         self.view = memoryview(self._map)
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
 

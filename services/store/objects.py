@@ -83,14 +83,14 @@ class Objects:
         out: list[Put] = []
         end = asyncio.get_running_loop().time() + timeout
         for batch in batches(items, self._batch):
-            out += await self._put_batch(batch, left_until(end))
+            out += await self._put_batch(batch, end)
         return out
 
-    async def _put_batch(self, items: Sequence[tuple[bytes, Data]], timeout: float) -> list[Put]:
+    async def _put_batch(self, items: Sequence[tuple[bytes, Data]], end: float) -> list[Put]:
         results = [self._refusal(key, data) for key, data in items]
         left = [i for i, result in enumerate(results) if result is None]
         for _ in range(ATTEMPTS):
-            left = await self._try_put(items, left, results, timeout)
+            left = await self._try_put(items, left, results, end)
             if not left:
                 break
         busy = Put(False, PoolFull("another writer of this key keeps aborting"))
@@ -107,18 +107,17 @@ class Objects:
         return None
 
     async def _try_put(
-        self, items: Sequence[tuple[bytes, Data]], left: Sequence[int], results: list[Put | None], timeout: float
+        self, items: Sequence[tuple[bytes, Data]], left: Sequence[int], results: list[Put | None], end: float
     ) -> list[int]:
         """Fill in ``results``; returns what must be tried again."""
         keys = [items[i][0] for i in left]
-        end = asyncio.get_running_loop().time() + timeout
         try:
-            held = await self._client.reserve(keys, self._owner, PoolClass.CACHE, timeout)
+            held = await self._client.reserve(keys, self._owner, PoolClass.CACHE, left_until(end))
         except MooncakeError as e:
             half = len(left) // 2
             if half and isinstance(e, QuotaExceeded):  # one after the other they may make way for each other
-                first = await self._try_put(items, left[:half], results, left_until(end))
-                return first + await self._try_put(items, left[half:], results, left_until(end))
+                first = await self._try_put(items, left[:half], results, end)
+                return first + await self._try_put(items, left[half:], results, end)
             for i in left:
                 results[i] = Put(False, e)
             return []
@@ -132,7 +131,7 @@ class Objects:
         finally:
             await self._client.release([h for h in held if not over or h.kind is Kind.PRESENT])
         again = [i for i, h in zip(left, held, strict=True) if h.kind is Kind.IN_PROGRESS]
-        return [i for i in again if not await self._written_by_other(items[i][0], i, results, timeout)]
+        return [i for i in again if not await self._written_by_other(items[i][0], i, results, left_until(end))]
 
     async def _write(
         self, items: Sequence[tuple[bytes, Data]], new: Sequence[tuple[int, Held]], results: list[Put | None]

@@ -57,7 +57,7 @@ class PeerService:
     async def _answer(self, peer: Ref, call: wire.AnyCall) -> Any:
         match call:
             case wire.Fence():
-                return await self._streamer.fence(peer, call.token, min(call.timeout, MAX_DRAIN))
+                return await self._streamer.fence(peer, call.token, within(call.timeout, MAX_DRAIN))
             case wire.Lease():
                 return await self._lease(peer, call)
             case wire.Renew():
@@ -73,7 +73,7 @@ class PeerService:
                 slab = self._slab(call.segment)
                 return [slab.remove(key) for key in split_keys(call.keys)]
             case wire.Replicate():
-                timeout = min(max(0.0, call.timeout), MAX_BRING)
+                timeout = within(call.timeout, MAX_BRING)
                 return await self._replicas.bring(call.namespace, split_keys(call.keys), call.sources, timeout)
             case wire.Drop():
                 return await self._replicas.drop(self._slab(call.segment), split_keys(call.keys), call.keep)
@@ -141,3 +141,8 @@ class PeerService:
         CORRUPT.labels("owned").inc()
         logger.warning("corrupt block dropped", key=call.key.hex())
         slab.remove(call.key)
+
+
+def within(timeout: float, most: float) -> float:
+    """A peer's time-out as this agent takes it: what is no number of seconds, NaN say, is none."""
+    return min(timeout, most) if timeout > 0 else 0.0

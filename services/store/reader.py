@@ -30,6 +30,9 @@ logger = log("store.fetch")
 CALL_TIMEOUT = 2.0
 """Seconds for a lease or a renewal: small messages to an agent that is alive."""
 
+MAX_TTL = 8.0
+"""Seconds of a lease that an owner may give: with what it keeps the slot for beyond it, ten."""
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -94,6 +97,8 @@ class RemoteReader:
             raise ProtocolError("an agent answered for other blocks than it was asked for")
         if not leased.id:
             return Read()
+        if not 0 < leased.ttl <= MAX_TTL:
+            raise ProtocolError(f"a lease lasts up to {MAX_TTL:g} s, not {leased.ttl:g}", field="ttl")
         found = [(w, d) for w, d in zip(wanted, leased.blocks, strict=True) if d is not None]
         borrowed = Borrowed(leased.id, leased.ttl, sent)
         async with self._borrowing(slab, owner_ref, borrowed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from services.store import peer_messages as peer
@@ -28,8 +29,9 @@ class Removal:
         for key, agents in zip(removed, located, strict=True):
             for agent in agents:
                 at.setdefault(agent, []).append(key)
-        for agent, theirs in at.items():
-            for key, there in zip(theirs, await self._ask(slab, agent, theirs, timeout), strict=True):
+        answers = await asyncio.gather(*(self._ask(slab, agent, theirs, timeout) for agent, theirs in at.items()))
+        for theirs, answer in zip(at.values(), answers, strict=True):
+            for key, there in zip(theirs, answer, strict=True):
                 removed[key] |= there
         return [removed[key] for key in keys]
 

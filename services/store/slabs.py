@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, ValuesView
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -16,12 +16,15 @@ from services.store.slab import Slab, boottime, segment_name
 from services.store.tenants import Quotas
 from services.store.transfer.base import Generations, TransferEngine
 from shared.blocks import ITEMSIZE, Namespace
-from shared.errors import ConfigError, InvalidInput, MooncakeError
+from shared.errors import ConfigError, Contended, InvalidInput, MooncakeError
 from shared.telemetry import log
 
 logger = log("store.slabs")
 
 UNREGISTER_TIMEOUT = 2.0
+
+MOST_BYTES = 1 << 40
+"""Of a block whose layout is opaque."""
 
 
 class Slabs(Mapping[str, Slab]):
@@ -41,6 +44,7 @@ class Slabs(Mapping[str, Slab]):
         self._directory = directory
         self._threads = threads
         self._slabs: dict[str, Slab] = {}
+        self._leaving: set[str] = set()  # their memory is in use, but nothing new may use it
         self._attaching = asyncio.Lock()
         self._engine: TransferEngine | None = None
         self._location = ""
@@ -66,12 +70,18 @@ class Slabs(Mapping[str, Slab]):
     def __len__(self) -> int:
         return len(self._slabs)
 
+    def values(self) -> ValuesView[Slab]:
+        """Those of this moment: other threads look while namespaces come and go."""
+        return dict(self._slabs).values()
+
     async def attach(self, namespace: Namespace) -> Slab:
         """The namespace's slab, made now if it is the first time. Where the pool has no room for another one, those
         that nobody has used for long make way. Raises InvalidInput, and ConfigError naming the limit."""
         check(namespace)
         name = segment_name(namespace)
         async with self._attaching:
+            if name in self._leaving and not await self._retire(self._slabs[name]):
+                raise Contended(f"namespace {name} is making way, and still being read: ask again", field="namespace")
             if name not in self._slabs:
                 await self._make_room(stride_of(namespace.geometry))
                 self._slabs[name] = self._make(namespace.deployment())
@@ -95,18 +105,23 @@ class Slabs(Mapping[str, Slab]):
             if not used and boottime() - slab.used_at >= self._settings.namespace_idle:
                 await self._retire(slab)
 
-    async def _retire(self, slab: Slab) -> None:
-        """Its blocks leave the pool; what is on the SSD stays there. Nothing happens where a peer still reads it."""
+    async def _retire(self, slab: Slab) -> bool:
+        """Its blocks leave the pool; what is on the SSD stays there. False where a peer still reads it: then nothing
+        new is read any more, and it goes the next time."""
         slab.empty()
         try:
             if self._engine is not None:
                 await self._engine.unregister_local_memory(slab.name, UNREGISTER_TIMEOUT)
         except MooncakeError as e:
             logger.warning("namespace keeps its memory: it is still being read", segment=slab.name, error=e.message)
-            return
+            self._leaving.add(slab.name)
+            return False
+        self._leaving.discard(slab.name)
         del self._slabs[slab.name]
+        slab.lower.end()
         slab.close()
         logger.info("namespace has made way", segment=slab.name, bytes=slab.memory.size)
+        return True
 
     @property
     def _left(self) -> int:
@@ -123,11 +138,21 @@ class Slabs(Mapping[str, Slab]):
                 f"nobody has used for namespace_idle = {settings.namespace_idle:g} s makes way)",
                 field="slab_bytes" if left < settings.pool_bytes else "pool_bytes",
             )
-        slab = Slab(namespace, slots, settings, self._directory, self._threads, self.quotas)
-        slab.lower = self._lower(slab)
+        try:
+            slab = Slab(namespace, slots, settings, self._directory, self._threads, self.quotas)
+        except OSError as e:
+            raise ConfigError(
+                f"the system does not give the memory of a namespace, {slots * stride} bytes: {e.strerror}",
+                field="pool_bytes",
+            ) from e
         slab.room.abort = partial(self._abort, slab)
-        if self._engine is not None:
-            register(self._engine, slab, self._location)
+        try:
+            if self._engine is not None:
+                register(self._engine, slab, self._location)
+        except BaseException:
+            slab.close()
+            raise
+        slab.lower = self._lower(slab)
         return slab
 
     async def close(self) -> None:
@@ -153,5 +178,10 @@ def check(namespace: Namespace) -> None:
     for name in ("layers", "kv_heads", "head_dim", "block_size"):
         if not 0 < getattr(namespace, name) < 1 << 20:
             raise InvalidInput(f"namespace: {name} = {getattr(namespace, name)}", field=name)
+    least = namespace.layers * namespace.block_size  # a byte for each token in each layer
+    if namespace.block_bytes and not least <= namespace.block_bytes <= MOST_BYTES:
+        raise InvalidInput(
+            f"namespace: block_bytes = {namespace.block_bytes} is not 0 or {least} to {MOST_BYTES}", field="block_bytes"
+        )
     if namespace.dtype not in ITEMSIZE:
         raise InvalidInput(f"namespace: dtype {namespace.dtype!r} is none of {', '.join(ITEMSIZE)}", field="dtype")

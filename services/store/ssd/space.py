@@ -130,6 +130,10 @@ class Space:
                 book.unpin(block)
                 book.touch(self._name, block.key)
 
+    def end(self) -> None:
+        if self._tier.spaces.get(self._name) is self:
+            del self._tier.spaces[self._name]
+
     # -- what becomes of blocks --------------------------------------------------------------------------------
 
     def lost(self, key: bytes) -> None:

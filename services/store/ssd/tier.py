@@ -198,8 +198,11 @@ class SsdTier:
     def made_way(self, names: Iterable[Name]) -> None:
         """These are not on the SSD any more."""
         for namespace, key in names:
-            if namespace in self.spaces:
-                self.spaces[namespace].lost(key)
+            space = self.spaces.get(namespace)
+            if space is not None:
+                space.lost(key)
+            else:  # its slab has made way
+                self._directory.evicted([key])
 
     # -- at work -----------------------------------------------------------------------------------------------
 

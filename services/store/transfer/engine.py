@@ -159,7 +159,11 @@ class Engine:
         segment = Segment(name, buffer, location, fd, fd_offset, generations)
         self._segments.register(segment)
         if fd >= 0:
-            self._sharing.shares(segment)
+            try:
+                self._sharing.shares(segment)
+            except NoTransport:
+                self._segments.forget(segment)
+                raise
         if "rdma" in self._policy.order:
             self._rdma.add(segment)
 
