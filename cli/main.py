@@ -17,6 +17,7 @@ COMMANDS = {
     "chat": "cli.chat:chat",
     "store": "cli.store:store",
     "status": "cli.status:status",
+    "trace": "cli.trace:trace",
     "doctor": "cli.doctor:doctor",
     "model": "cli.model:model",
     "config-docs": "cli.config_docs:config_docs",

@@ -54,6 +54,10 @@ class CommonSettings(msgspec.Struct, frozen=True, kw_only=True):
     )
     log_level: Annotated[LogLevel, Meta(description="Least severe log line that is written.")] = "info"
     log_format: Annotated[LogFormat, Meta(description="`auto`: coloured text on a terminal, else JSON.")] = "auto"
+    trace_requests: Annotated[
+        int,
+        Meta(description="Requests whose spans are kept in memory for `mooncake trace`; 0: none.", ge=0, le=100_000),
+    ] = 256
     metrics_host: Annotated[str, Meta(description="Address that serves `/metrics` and `/health`.")] = "127.0.0.1"
     metrics_port: Annotated[
         int, Meta(description="Port that serves them; 0 picks a free one, -1 serves none.", ge=-1, le=65535)

@@ -1,16 +1,24 @@
-"""``/metrics`` and ``/health`` of a process over HTTP, on the loop whose health is asked for."""
+"""``/metrics``, ``/health`` and recent spans of a process over HTTP, on the loop whose health is asked for."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
+from typing import TYPE_CHECKING
 
+import msgspec
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 
 from shared.addresses import reachable
 from shared.errors import ConfigError
 from shared.telemetry import REGISTRY, watch_loop
+
+if TYPE_CHECKING:
+    from shared.recent_spans import RecentSpans
+
+TRACE = "/spans/{trace:[0-9a-f]{32}}"
 
 
 def render(accept: str = "") -> tuple[bytes, str]:
@@ -22,6 +30,26 @@ def render(accept: str = "") -> tuple[bytes, str]:
 async def metrics(request: web.Request) -> web.Response:
     body, content_type = render(request.headers.get("Accept", ""))
     return web.Response(body=body, headers={"Content-Type": content_type})
+
+
+async def spans(request: web.Request) -> web.Response:
+    """What is kept of a trace here; nothing, where nothing is."""
+    own = recent_spans()
+    found = own.records(request.match_info["trace"]) if own is not None else []
+    return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+
+
+async def keep(request: web.Request) -> web.Response:
+    """Send what the sampler left out of a trace."""
+    own = recent_spans()
+    sent = own.keep(request.match_info["trace"]) if own is not None else 0
+    return web.json_response({"spans": sent})
+
+
+def recent_spans() -> RecentSpans | None:
+    """None also where this process records no spans: then it has not loaded what does."""
+    tracing = sys.modules.get("shared.tracing")
+    return tracing.recent() if tracing is not None else None
 
 
 async def health(_request: web.Request) -> web.Response:
@@ -46,6 +74,8 @@ class MetricsServer:
         app = web.Application()
         app.router.add_get("/metrics", metrics)
         app.router.add_get("/health", health)
+        app.router.add_get(TRACE, spans)
+        app.router.add_post(TRACE + "/keep", keep)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await self._runner.setup()
         try:

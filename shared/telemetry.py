@@ -53,12 +53,18 @@ class TelemetrySettings(Protocol):
     @property
     def log_format(self) -> str: ...
 
+    @property
+    def trace_requests(self) -> int: ...
+
 
 def setup(service: str, settings: TelemetrySettings) -> None:
-    """Once, first thing in a process: log format and level, and the trace exporter if an endpoint is set."""
+    """Once, first thing in a process: log format and level; spans, if an endpoint is set or recent ones are kept."""
     _setup_logs(service, settings.log_level, _console(settings.log_format))
-    if tracing_wanted(os.environ):
-        _setup_traces(service)
+    sends = tracing_wanted(os.environ)
+    if sends or (settings.trace_requests and not _disabled(os.environ)):
+        from shared import tracing  # nobody else pays for the SDK
+
+        tracing.start(service, settings.trace_requests, sends)
 
 
 # -- logs --------------------------------------------------------------------------------------------------
@@ -149,27 +155,17 @@ def _setup_logs(service: str, level: str, console: bool) -> None:
 
 
 def tracer() -> trace.Tracer:
-    """Makes spans; they go nowhere, at next to no cost, until :func:`setup` found an endpoint."""
+    """Makes spans; they go nowhere, at next to no cost, unless :func:`setup` was asked to record them."""
     return trace.get_tracer("mooncake")
 
 
 def tracing_wanted(env: Mapping[str, str]) -> bool:
-    """The standard variables decide, and nothing else."""
-    disabled = env.get("OTEL_SDK_DISABLED", "").lower() == "true" or env.get("OTEL_TRACES_EXPORTER") == "none"
-    return not disabled and any(env.get(name) for name in ENDPOINTS)
+    """Whether spans are sent: the standard variables decide, and nothing else."""
+    return not _disabled(env) and env.get("OTEL_TRACES_EXPORTER") != "none" and any(env.get(name) for name in ENDPOINTS)
 
 
-def _setup_traces(service: str) -> None:
-    """The SDK is imported here only: without an endpoint nobody pays for it."""
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-    name = os.environ.get("OTEL_SERVICE_NAME") or f"mooncake-{service}"
-    provider = TracerProvider(resource=Resource.create({"service.name": name, "process.pid": os.getpid()}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    trace.set_tracer_provider(provider)
+def _disabled(env: Mapping[str, str]) -> bool:
+    return env.get("OTEL_SDK_DISABLED", "").lower() == "true"
 
 
 # -- metrics -----------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from services.conductor.dispatch import MeshDispatcher
@@ -20,6 +21,7 @@ from services.conductor.gateway.options import GatewayOptions
 from services.conductor.gateway.server import GatewayServer, Listen
 from services.conductor.gateway.tenants import Tenants
 from services.conductor.gateway.tokenizer import Tokenizer
+from services.conductor.gateway.traces import Traces
 from services.conductor.settings import ConductorSettings
 from shared.fingerprint import tokenizer_fingerprint
 from shared.heartbeat import Heartbeat
@@ -95,12 +97,19 @@ async def conductor(settings: ConductorSettings, words: Words) -> AsyncIterator[
         offload = Offload(settings.tokenizer_threads, settings.tokenizer_backlog, settings.tokenizer_backlog_bytes)
         stack.callback(offload.close)
         tenants = _tenants(settings.api_keys)
-        gateway = Gateway(dispatcher, words.tokenizer, tenants, offload, _options(settings, words))
+        traces = await stack.enter_async_context(Traces(partial(metrics_addresses, dispatcher)))
+        gateway = Gateway(dispatcher, words.tokenizer, tenants, offload, _options(settings, words), traces)
         server = await stack.enter_async_context(GatewayServer(gateway, _listen(settings)))
         heartbeat = _heartbeat(settings, me, server.url)
         heartbeat.start()
         stack.push_async_callback(asyncio.to_thread, heartbeat.stop)
         yield server
+
+
+def metrics_addresses(dispatcher: MeshDispatcher) -> list[str]:
+    """host:port where instances and agents serve metrics and their spans."""
+    picture = dispatcher.cluster()
+    return [one["metrics"] for one in (*picture["instances"], *picture["agents"])]
 
 
 async def _dispatcher(settings: ConductorSettings, me: Ref, stack: AsyncExitStack) -> MeshDispatcher:
@@ -133,6 +142,7 @@ def _options(settings: ConductorSettings, words: Words) -> GatewayOptions:
         max_body_bytes=settings.max_body_bytes,
         body_timeout=settings.body_timeout_s,
         request_timeout=settings.request_timeout_s,
+        trace_slow=settings.trace_slow_ms / 1000,
     )
 
 

@@ -45,6 +45,14 @@ class ConductorSettings(DispatchSettings, frozen=True, kw_only=True):
     ] = 60.0
     idle_timeout_s: Annotated[Seconds, Meta(description="An idle connection is closed after.")] = 75.0
     request_timeout_s: Annotated[Seconds, Meta(description="For a whole answer.")] = 3600.0
+    trace_slow_ms: Annotated[
+        int,
+        Meta(
+            description="Time to the first token from which on a trace is sent, as one with an error is, whatever the "
+            "sampler says; 0: never for being slow.",
+            ge=0,
+        ),
+    ] = 10_000
     drain_timeout_s: Annotated[float, Meta(description="After SIGTERM, for streams to end by themselves.", ge=0)] = (
         120.0
     )

@@ -7,12 +7,15 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from opentelemetry.trace import INVALID_SPAN, Span
+
 from services.decode.batch import Batch
 from services.decode.sequence import Sequence
 from shared.engines.base import Drawn, Owner, PoolClass
 from shared.errors import DeadlineExceeded, DoesNotFit, InternalError, MooncakeError, NoRoom, PoolFull
 from shared.instance.attempts import Key
 from shared.instance.holds import Holds
+from shared.instance.tracing import shared_span
 from shared.messages import Output, Ref, Usage
 from shared.tasks import settle
 from shared.telemetry import counter, histogram
@@ -34,6 +37,7 @@ class Running:
     filled: asyncio.Event = field(default_factory=asyncio.Event)
     indexed: asyncio.Event = field(default_factory=asyncio.Event)
     last: Output | None = None
+    span: Span = INVALID_SPAN
 
     def fill(self) -> None:
         """There are full blocks to commit."""
@@ -47,6 +51,11 @@ class Running:
     def end(self) -> None:
         if not self.over.done():
             self.over.set_result(None)
+
+
+def is_sampled(index: int) -> bool:
+    """Whether output ``index`` is an event of its trace: 1, 2, 4, 8 and so on."""
+    return index & (index - 1) == 0
 
 
 class Decoder:
@@ -140,7 +149,9 @@ class Decoder:
         if not batch:
             return
         began = self._service.now()
-        drawn = await self._compute(batch)
+        sampled = [self._by_key[one.key].span for one in batch if is_sampled(one.index)]
+        with shared_span("decode step", sampled, sequences=len(batch), kv_tokens=self.batch.kv_tokens):
+            drawn = await self._compute(batch)
         self._steps.observe(self._service.now() - began)
         entries: dict[Ref, list[tuple[Key, Output, Usage | None]]] = {}
         for sequence, draw in zip(batch, drawn, strict=True):
@@ -165,6 +176,9 @@ class Decoder:
         self, sequence: Sequence, drawn: Drawn | None, entries: dict[Ref, list[tuple[Key, Output, Usage | None]]]
     ) -> None:
         running = self._by_key[sequence.key]
+        if is_sampled(sequence.index) and running.span.is_recording():
+            batch = len(self.batch.running)
+            running.span.add_event("token", {"mooncake.index": sequence.index, "mooncake.batch": batch})
         sequence.stepped()
         if sequence.flushing or drawn is None:
             running.fill()

@@ -74,6 +74,7 @@ class DecodeJob(Job):
                 running.sequence.push((await self._started()).token)
                 self.service.table.move(self.key, Phase.RUN)
                 with span("decode", prompt_tokens=len(self.prompt)) as current:
+                    running.span = current
                     await self._decode(running)
                     current.set_attribute("gen_ai.usage.output_tokens", running.sequence.index)
         except (PoolFull, DoesNotFit) as e:
@@ -241,7 +242,8 @@ class DecodeJob(Job):
     async def _commit(self, running: Running) -> None:
         for run in running.sequence.filled():
             try:
-                await self.store.commit(run.holds, run.parent, run.keys)
+                with span("commit", blocks=len(run.keys)):
+                    await self.store.commit(run.holds, run.parent, run.keys)
             except StoreError as e:
                 if self.store.closed:
                     raise

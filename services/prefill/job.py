@@ -79,9 +79,10 @@ class PrefillJob(Job):
             stream = group.create_task(self.streamer.run())
             landing = group.create_task(self._ask_landing())
             output, usage = await self._first_token(group)
-            if output.finish:  # who has the last token may ask the next question at once
-                await self.settle_index(self._commits)
-            self.service.courier.publish(self.gateway, [(self.key, output, usage)])
+            with span("first token"):
+                if output.finish:  # who has the last token may ask the next question at once
+                    await self.settle_index(self._commits)
+                self.service.courier.publish(self.gateway, [(self.key, output, usage)])
             if not output.finish:
                 await landing
                 self.service.table.move(self.key, Phase.HOLD)
@@ -156,8 +157,11 @@ class PrefillJob(Job):
 
     async def _commit(self, blocks: list[int]) -> None:
         """A block that cannot be committed is still good for this attempt."""
+        if not blocks:
+            return
         try:
-            await self.blocks.commit(blocks)
+            with span("commit", blocks=len(blocks)):
+                await self.blocks.commit(blocks)
         except StoreError as e:
             if self.store.closed:
                 raise

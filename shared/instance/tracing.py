@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from opentelemetry.trace import Span, Status, StatusCode
+from opentelemetry.context import Context
+from opentelemetry.trace import INVALID_SPAN, Link, Span, Status, StatusCode
 
 from shared.telemetry import tracer
 
@@ -21,3 +22,16 @@ def span(name: str, **attributes: str | int | float) -> Iterator[Span]:
         except asyncio.CancelledError:
             current.set_status(Status(StatusCode.ERROR, "cancelled"))
             raise
+
+
+@contextmanager
+def shared_span(name: str, users: Sequence[Span], **attributes: str | int | float) -> Iterator[Span]:
+    """Work that several do together belongs to none of their traces: a trace of its own, linked to each of ``users``.
+    Nothing where none of those is recorded."""
+    links = [Link(one.get_span_context()) for one in users if one.is_recording()]
+    if not links:
+        yield INVALID_SPAN
+        return
+    named = {f"mooncake.{key}": value for key, value in attributes.items()}
+    with tracer().start_as_current_span(name, Context(), links=links, attributes=named) as current:
+        yield current

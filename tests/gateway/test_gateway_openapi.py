@@ -46,7 +46,7 @@ def test_it_is_openapi() -> None:
 
 
 def test_every_object_that_is_sent_to_it_or_by_it_is_strict() -> None:
-    loose = {"Cluster", "Description"}
+    loose = {"Cluster", "Description", "Trace"}
     for name, schema in DOCUMENT["components"]["schemas"].items():
         assert name in loose or schema["additionalProperties"] is False, name
 
@@ -59,7 +59,7 @@ def test_examples_are_valid() -> None:
 
 async def test_it_has_every_route_and_its_statuses(api: Api) -> None:
     described = {path: next(iter(methods)) for path, methods in DOCUMENT["paths"].items()}
-    assert described.pop("/v1/models/{model}") == "get"
+    assert described.pop("/v1/models/{model}") == described.pop("/trace/{request}") == "get"
     assert described == {path: method.lower() for path, (_, method, _) in api.gateway.routes.items()}
     for operation in operations(MODEL):
         answers = DOCUMENT["paths"][operation.path][operation.method]["responses"]

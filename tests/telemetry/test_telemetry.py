@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from shared import telemetry
+from shared import telemetry, tracing
 from shared.config import CommonSettings
 from shared.errors import ConfigError
 from shared.metrics_server import MetricsServer, render
@@ -139,10 +139,10 @@ def in_fresh_python(code: str, **env: str) -> str:
     return done.stdout.strip()
 
 
-def test_without_an_endpoint_the_sdk_is_not_even_imported() -> None:
+def test_where_no_spans_are_kept_or_sent_the_sdk_is_not_even_imported() -> None:
     code = (
         "import sys; from shared import telemetry; from shared.config import CommonSettings\n"
-        "telemetry.setup('store', CommonSettings())\n"
+        "telemetry.setup('store', CommonSettings(trace_requests=0))\n"
         "with telemetry.tracer().start_as_current_span('x') as span: recording = span.is_recording()\n"
         "print(recording, any(m.startswith('opentelemetry.sdk.trace') for m in sys.modules), 'torch' in sys.modules)"
     )
@@ -157,6 +157,18 @@ def test_with_an_endpoint_spans_are_recorded_under_the_services_name() -> None:
         "print(span.is_recording(), trace.get_tracer_provider().resource.attributes['service.name'])"
     )
     assert in_fresh_python(code, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9") == "True mooncake-store"
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "carrier pigeon"}, "OTEL_EXPORTER_OTLP_PROTOCOL is carrier pigeon"),
+        ({"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/json"}, "http/protobuf and grpc are known"),
+    ],
+)
+def test_a_protocol_that_there_is_not_is_refused_by_name(variables: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        tracing.make_exporter(variables)
 
 
 # -- metrics -----------------------------------------------------------------------------------------------

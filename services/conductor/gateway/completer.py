@@ -84,6 +84,7 @@ class Completer:
             exchange.added = -time.monotonic()
             ask = await self._offload.run(len(raw), partial(parse, raw)) if len(raw) > LONG_BODY else parse(raw)
             self.check_model(ask.model)
+            exchange.ask(ask)
             prepared = await self._prepare(ask, len(raw), exchange)
             return await self._generate(request, exchange, ask, prepared)
         finally:

@@ -11,13 +11,18 @@ from aiohttp import web
 from multidict import CIMultiDict
 from opentelemetry import propagate, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.util.types import AttributeValue
 
 from services.conductor.gateway import metrics
 from services.conductor.gateway.answer import Answer
+from services.conductor.gateway.ask import Ask
 from services.conductor.gateway.errors import Fault, fault_of
 from services.conductor.gateway.objectives import Objectives
 from services.conductor.gateway.tenants import Tenant
 from shared.telemetry import tracer
+
+CONTENDED = 429
+"""Not the client's fault, so an error, unlike other statuses of 4xx."""
 
 
 @dataclass
@@ -34,18 +39,22 @@ class Exchange:
     tenant: Tenant = field(default_factory=Tenant)
     objectives: Objectives = field(default_factory=Objectives)
     span: trace.Span = field(default=trace.INVALID_SPAN)
+    faulty: bool = False
+    first: float | None = None  # seconds to the first token
 
     def failed(self, fault: Fault) -> None:
         self.outcome = fault.code
+        self.faulty = fault.status >= 500 or fault.status == CONTENDED
         if not self.span.is_recording():
             return
         self.span.set_attribute("error.type", fault.code)
         self.span.set_attribute("http.response.status_code", fault.status)
-        if fault.status >= 500:
+        if self.faulty:
             self.span.set_status(Status(StatusCode.ERROR, fault.code))
 
     def cancelled(self) -> None:
         self.outcome = "cancelled"
+        self.faulty = True
         if not self.span.is_recording():
             return
         self.span.set_attribute("error.type", "cancelled")
@@ -66,7 +75,8 @@ class Exchange:
         ) as span:
             self.span = span
             span.set_attributes({"http.request.method": request.method, "url.path": request.path})
-            span.set_attribute("gen_ai.operation.name", operation)
+            span.set_attributes({"gen_ai.operation.name": operation, "gen_ai.provider.name": "mooncake"})
+            span.set_attributes({"mooncake.request": self.unique, "mooncake.request_id": self.id})
             try:
                 yield
             except (asyncio.CancelledError, ConnectionError):
@@ -76,16 +86,48 @@ class Exchange:
                 self.failed(fault_of(error))
                 raise
 
+    def left_out(self) -> str:
+        """The trace that our sampler left out, "" for one that is sent anyway, or that the client wants not to be."""
+        own = self.span.get_span_context()
+        parent = getattr(self.span, "parent", None)
+        if not self.span.is_recording() or own.trace_flags.sampled or parent is not None:
+            return ""
+        return format(own.trace_id, "032x")
+
+    def ask(self, ask: Ask) -> None:
+        """What was asked for, in the words of OpenTelemetry's conventions for generative AI."""
+        if not self.span.is_recording():
+            return
+        asked: dict[str, AttributeValue | None] = {
+            "gen_ai.request.model": ask.model,
+            "gen_ai.request.choice.count": ask.n,
+            "gen_ai.request.max_tokens": ask.max_tokens,
+            "gen_ai.request.temperature": ask.temperature,
+            "gen_ai.request.top_p": ask.top_p,
+            "gen_ai.request.top_k": ask.top_k,
+            "gen_ai.request.seed": ask.seed,
+            "gen_ai.request.frequency_penalty": ask.frequency_penalty,
+            "gen_ai.request.presence_penalty": ask.presence_penalty,
+            "gen_ai.request.stop_sequences": list(ask.stops),
+            "mooncake.stream": ask.stream,
+        }
+        self.span.set_attributes({name: value for name, value in asked.items() if value is not None})
+
     def describe(self, model: str, answer: Answer) -> None:
         """What was answered, in the words of OpenTelemetry's conventions for generative AI."""
+        self.first = next((pace.ttft for pace in answer.paces if pace.ttft is not None), None)
+        if not self.span.is_recording():
+            return
         reasons = [transcript.finish for transcript in answer.transcripts if transcript.finish]
         self.span.set_attributes(
             {
-                "gen_ai.request.model": model,
                 "gen_ai.response.model": model,
+                "gen_ai.response.id": self.unique,
                 "gen_ai.usage.input_tokens": answer.prompt_tokens,
                 "gen_ai.usage.output_tokens": answer.completion_tokens,
                 "gen_ai.response.finish_reasons": reasons,
                 "mooncake.cached_tokens": answer.cached_tokens,
             }
         )
+        if self.first is not None:
+            self.span.set_attribute("gen_ai.response.time_to_first_chunk", self.first)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from services.conductor.gateway.shapes import model_list, model_object
 from services.conductor.gateway.tenants import Tenants
 from services.conductor.gateway.tokenizer import Tokenizer
 from services.conductor.gateway.tokenizing import DetokenizeBody, TokenizeBody, detokenize, tokenize
+from services.conductor.gateway.traces import Traces
 from services.conductor.generation import Dispatcher, Readiness
 from shared.errors import Unavailable
 from shared.metrics_server import render
@@ -34,6 +36,7 @@ from shared.telemetry import log
 logger = log("gateway")
 
 MODELS = "/v1/models"
+TRACE = "/trace"
 TOKENIZER_MISMATCH = "tokenizer_mismatch"
 DRAINING = "draining"
 KEYS_INVALID = "api_keys_invalid"
@@ -48,13 +51,20 @@ class Gateway:
     """Answers every request; :meth:`handle` never raises but for a client that went away."""
 
     def __init__(
-        self, dispatcher: Dispatcher, tokenizer: Tokenizer, tenants: Tenants, offload: Offload, options: GatewayOptions
+        self,
+        dispatcher: Dispatcher,
+        tokenizer: Tokenizer,
+        tenants: Tenants,
+        offload: Offload,
+        options: GatewayOptions,
+        traces: Traces | None = None,
     ) -> None:
         self._dispatcher = dispatcher
         self._tokenizer = tokenizer
         self._tenants = tenants
         self._offload = offload
         self._options = options
+        self._traces = traces
         self._created = int(time.time())
         self._completer = Completer(dispatcher, tokenizer, offload, options)
         self._openapi = msgspec.json.encode(document(self._served()))
@@ -129,6 +139,8 @@ class Gateway:
         handler: Handler = self._model
         if path.startswith(MODELS + "/"):
             exchange.route, method = "model", "GET"
+        elif path.startswith(TRACE + "/"):
+            exchange.route, method, handler = "trace", "GET", self._trace
         elif path in self.routes:
             exchange.route, method, handler = self.routes[path]
         elif path == "*":  # the server as a whole
@@ -180,6 +192,32 @@ class Gateway:
         own = {"model": self._options.model, "in_flight": self.in_flight, **msgspec.to_builtins(state)}
         return json_response(msgspec.json.encode(self._dispatcher.cluster() | {"gateway": own}), exchange.id)
 
+    async def _trace(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        self._identify(request, exchange)
+        id = request.path.removeprefix(TRACE + "/")
+        traced = await self._traces.of(id) if self._traces is not None else None
+        if traced is None:
+            why = "it is not one of the last ones here, or its spans are not recorded (trace_requests)"
+            raise HttpError(404, "trace_not_found", f"No trace of request {clip(id)}: {why}.")
+        return json_response(msgspec.json.encode(traced), exchange.id)
+
+    @contextmanager
+    def _traced(self, request: web.BaseRequest, exchange: Exchange, operation: str) -> Iterator[None]:
+        """Under the request's root span. What failed or was slow is sent even where the sampler left it out."""
+        left_out = ""
+        try:
+            with exchange.traced(request, operation):
+                if self._traces is not None and exchange.span.is_recording():
+                    self._traces.name(exchange)
+                    left_out = exchange.left_out()
+                yield
+        finally:
+            if left_out and self._traces is not None and (exchange.faulty or self._slow(exchange)):
+                self._traces.keep(left_out)
+
+    def _slow(self, exchange: Exchange) -> bool:
+        return 0 < self._options.trace_slow < (exchange.first or 0.0)
+
     async def _models(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
         self._identify(request, exchange)
         return json_response(msgspec.json.encode(model_list([self._model_object()])), exchange.id)
@@ -229,12 +267,12 @@ class Gateway:
             return None
 
     async def _chat(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
-        with exchange.traced(request, "chat"):
+        with self._traced(request, exchange, "chat"):
             self._identify(request, exchange)
             return await self._completer.answer(request, exchange, lambda raw: ask_chat(decode_body(raw, ChatBody)))
 
     async def _complete(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
-        with exchange.traced(request, "text_completion"):
+        with self._traced(request, exchange, "text_completion"):
             self._identify(request, exchange)
             return await self._completer.answer(
                 request, exchange, lambda raw: ask_completion(decode_body(raw, CompletionBody))

@@ -142,6 +142,9 @@ def operations(model: str) -> list[Operation]:
             "/ready", "ready", "Server", "Whether a request would be served", "Ready", keyed=False, statuses=(503,)
         ),
         Operation("/cluster", "cluster", "Server", "Instances, agents, index and counters", "Cluster"),
+        Operation(
+            "/trace/{request}", "trace", "Server", "The spans of one of the last requests", "Trace", statuses=(404,)
+        ),
         Operation("/metrics", "metrics", "Server", "Metrics for Prometheus", METRICS, keyed=False),
         Operation("/openapi.json", "openapi", "Server", "This description", "Description", keyed=False),
     ]
@@ -154,6 +157,11 @@ def document(served: Served) -> dict[str, Any]:
         paths[operation.path] = {operation.method: _operation(operation, served)}
     loose: dict[str, Schema] = {
         "Cluster": {"type": "object", "description": "For people and `mooncake status`; may grow."},
+        "Trace": {
+            "type": "object",
+            "required": ["request", "trace", "spans", "missing"],
+            "description": "For people and `mooncake trace`; may grow.",
+        },
         "Description": {"type": "object", "required": ["openapi", "info", "paths"]},
     }
     return {
@@ -202,6 +210,10 @@ def _parameters(operation: Operation, served: Served) -> list[dict[str, Any]]:
         description = "As `/v1/models` lists it; it may have slashes, as they are or percent-encoded."
         schema = {"enum": [served.model]}
         found.append({"name": "model", "in": "path", "required": True, "description": description, "schema": schema})
+    if "{request}" in operation.path:
+        description = "The id of an answer, or an `x-request-id`, of one of the last requests."
+        text: Schema = {"type": "string", "minLength": 1}
+        found.append({"name": "request", "in": "path", "required": True, "description": description, "schema": text})
     return found
 
 

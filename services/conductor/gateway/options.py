@@ -8,7 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class GatewayOptions:
     """``model``: the name that is served. ``tokenizer_print``: fingerprint to compare with the instances'. Seconds and
-    bytes; ``default_max_tokens`` caps an answer whose request names no limit."""
+    bytes; ``default_max_tokens`` caps an answer whose request names no limit. ``trace_slow``: seconds to the first
+    token from which on a trace is sent whatever the sampler says, 0 for never."""
 
     model: str
     tokenizer_print: str = ""
@@ -16,3 +17,4 @@ class GatewayOptions:
     max_body_bytes: int = 10 * 2**20
     body_timeout: float = 60.0
     request_timeout: float = 3600.0
+    trace_slow: float = 0.0

@@ -1,0 +1,144 @@
+"""The spans that this process ended lately, by trace: for `mooncake trace`, and for traces that turn out to matter.
+
+Bounded in traces and in spans of a trace; nothing of it is ever waited for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.trace import SpanContext, TraceFlags
+
+from shared.span_record import SpanEvent, SpanRecord, Value
+
+MAX_SPANS = 512
+"""Spans kept of one trace: those of a long answer of several choices. The first ones stay."""
+
+
+class RecentSpans(SpanProcessor):
+    """``traces``: how many are kept, the oldest are forgotten first. ``export`` takes a span to the backend; None where
+    there is none. Thread-safe."""
+
+    def __init__(self, traces: int, export: Callable[[ReadableSpan], object] | None = None) -> None:
+        self._limit = traces
+        self._export = export
+        self._traces: OrderedDict[int, list[ReadableSpan]] = OrderedDict()
+        self._names: dict[str, int] = {}
+        self._kept: set[int] = set()
+        self._lock = threading.Lock()
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """Only the end counts."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        context = span.get_span_context()
+        if context is None or not context.is_valid:
+            return
+        with self._lock:
+            spans = self._traces.get(context.trace_id)
+            if spans is None:
+                spans = self._traces[context.trace_id] = []
+                self._forget()
+            if len(spans) < MAX_SPANS:
+                spans.append(span)
+            late = context.trace_id in self._kept and not context.trace_flags.sampled
+        if late:
+            self._send([span])
+
+    def _forget(self) -> None:
+        while len(self._traces) > self._limit:
+            old, _ = self._traces.popitem(last=False)
+            self._kept.discard(old)
+            if len(self._names) > 4 * self._limit:
+                self._names = {name: trace for name, trace in self._names.items() if trace in self._traces}
+
+    def name(self, name: str, trace: int) -> None:
+        """``name``, a request's id, stands for ``trace`` from now on."""
+        with self._lock:
+            self._names[name] = trace
+
+    def named(self, name: str) -> str:
+        """The trace (hexadecimal) that ``name`` stands for; "" where it is not known or forgotten."""
+        with self._lock:
+            trace = self._names.get(name, 0)
+            return format(trace, "032x") if trace in self._traces else ""
+
+    def records(self, trace: str) -> list[SpanRecord]:
+        """What is known of it here, in the order of the ends."""
+        with self._lock:
+            spans = list(self._traces.get(int(trace, 16), ()))
+        return [record_of(span) for span in spans]
+
+    def keep(self, trace: str) -> int:
+        """Export what the sampler left out of this trace, and what ends of it from now on. Returns how many spans."""
+        number = int(trace, 16)
+        with self._lock:
+            if number in self._kept or self._export is None:
+                return 0
+            self._kept.add(number)
+            spans = [span for span in self._traces.get(number, ()) if not _sampled(span)]
+        self._send(spans)
+        return len(spans)
+
+    def _send(self, spans: Sequence[ReadableSpan]) -> None:
+        if self._export is not None:
+            for span in spans:
+                self._export(as_sampled(span))
+
+
+def _sampled(span: ReadableSpan) -> bool:
+    context = span.get_span_context()
+    return context is not None and context.trace_flags.sampled
+
+
+def as_sampled(span: ReadableSpan) -> ReadableSpan:
+    """The same span with the flag that exporters look for."""
+    context = span.get_span_context()
+    assert context is not None
+    flagged = SpanContext(
+        context.trace_id, context.span_id, context.is_remote, TraceFlags(TraceFlags.SAMPLED), context.trace_state
+    )
+    return ReadableSpan(
+        name=span.name,
+        context=flagged,
+        parent=span.parent,
+        resource=span.resource,
+        attributes=span.attributes,
+        events=span.events,
+        links=span.links,
+        kind=span.kind,
+        status=span.status,
+        start_time=span.start_time,
+        end_time=span.end_time,
+        instrumentation_scope=span.instrumentation_scope,
+    )
+
+
+def record_of(span: ReadableSpan) -> SpanRecord:
+    context, resource = span.get_span_context(), span.resource.attributes
+    assert context is not None
+    return SpanRecord(
+        trace=format(context.trace_id, "032x"),
+        span=format(context.span_id, "016x"),
+        parent=format(span.parent.span_id, "016x") if span.parent else "",
+        name=span.name,
+        kind=span.kind.name.lower(),
+        service=str(resource.get("service.name", "")),
+        process=int(str(resource.get("process.pid", 0))),
+        start=span.start_time or 0,
+        end=span.end_time or 0,
+        status=span.status.status_code.name.lower(),
+        reason=span.status.description or "",
+        attributes=_plain(span.attributes),
+        events=[SpanEvent(event.name, event.timestamp, _plain(event.attributes)) for event in span.events],
+        links=[(format(one.context.trace_id, "032x"), format(one.context.span_id, "016x")) for one in span.links],
+    )
+
+
+def _plain(attributes: Mapping[str, Any] | None) -> dict[str, Value]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in (attributes or {}).items()}

@@ -1,0 +1,68 @@
+"""Spans that a process keeps: bounded, found by the request's names, sent when their trace turns out to matter."""
+
+from __future__ import annotations
+
+import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, AlwaysRecordSampler, Sampler
+from opentelemetry.trace import Span, Tracer
+
+from shared.recent_spans import MAX_SPANS, RecentSpans
+
+
+def recording(traces: int, sampler: Sampler = ALWAYS_ON) -> tuple[Tracer, RecentSpans, list[ReadableSpan]]:
+    sent: list[ReadableSpan] = []
+    provider = TracerProvider(AlwaysRecordSampler(sampler), Resource({"service.name": "s", "process.pid": 7}))
+    spans = RecentSpans(traces, sent.append)
+    provider.add_span_processor(spans)
+    return provider.get_tracer("t"), spans, sent
+
+
+def hexed(span: Span) -> str:
+    return format(span.get_span_context().trace_id, "032x")
+
+
+def test_a_span_is_told_with_all_that_it_has() -> None:
+    tracer, spans, _ = recording(4)
+    outermost = tracer.start_as_current_span("a", attributes={"n": 1, "l": ["x", "y"]})
+    with outermost as a, tracer.start_as_current_span("b") as b:
+        b.add_event("e", {"k": 2.5})
+    inner, outer = spans.records(hexed(a))
+    assert (inner.name, inner.parent, inner.service, inner.process) == ("b", outer.span, "s", 7)
+    assert [(event.name, event.attributes) for event in inner.events] == [("e", {"k": 2.5})]
+    assert outer.attributes == {"n": 1, "l": ["x", "y"]} and outer.parent == "" and outer.end >= inner.end
+
+
+def test_only_the_last_traces_are_kept_and_found_by_name() -> None:
+    tracer, spans, _ = recording(3)
+    made = []
+    for i in range(40):
+        with tracer.start_as_current_span("root") as span:
+            spans.name(f"request-{i}", span.get_span_context().trace_id)
+        made.append(hexed(span))
+    assert [bool(spans.records(trace)) for trace in made] == [False] * 37 + [True] * 3
+    assert spans.named("request-39") == made[39] and spans.named("request-3") == "" == spans.named("nobody")
+    assert len(spans._names) <= 4 * 3 + 1, "names of what is forgotten pile up"
+
+
+def test_a_trace_does_not_grow_without_bound() -> None:
+    tracer, spans, _ = recording(2)
+    with tracer.start_as_current_span("root") as root:
+        for i in range(MAX_SPANS + 50):
+            tracer.start_span(f"{i}").end()
+    assert len(spans.records(hexed(root))) == MAX_SPANS
+
+
+@pytest.mark.parametrize("sampler", [ALWAYS_OFF, ALWAYS_ON])
+def test_what_the_sampler_left_out_is_sent_once_asked_for_and_nothing_twice(sampler: Sampler) -> None:
+    tracer, spans, sent = recording(4, sampler)
+    with tracer.start_as_current_span("root") as root:
+        tracer.start_span("early").end()
+        spans.keep(hexed(root))
+        spans.keep(hexed(root))
+    left_out = sampler is ALWAYS_OFF
+    assert [span.name for span in sent] == (["early", "root"] if left_out else [])
+    contexts = [span.get_span_context() for span in sent]
+    assert all(context is not None and context.trace_flags.sampled for context in contexts)
+    assert spans.keep("0" * 31 + "1") == 0
