@@ -8,7 +8,6 @@ import importlib.util
 import os
 import platform
 import runpy
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -59,7 +58,6 @@ def all_checks(targets: Targets) -> list[Check]:
         *(package(name, "info") for name in OPTIONAL),
         binary("nats-server", nats_binary),
         binary("valkey-server", redis_binary),
-        openssl(),
         model_cache(),
         memory(),
         shared_memory(),
@@ -106,14 +104,6 @@ def binary(name: str, find: Callable[[], Path]) -> Check:
     except (ConfigError, OSError, subprocess.SubprocessError) as error:
         return Check(name, "warn", str(error))
     return Check(name, "ok", f"{' '.join(output.split()[:4])} at {path}")
-
-
-def openssl() -> Check:
-    """Only ``mooncake up --data-tls`` without files of one's own needs it."""
-    path = shutil.which("openssl")
-    return Check(
-        "openssl", "ok" if path else "info", path or "not found; `mooncake up --data-tls` makes certificates with it"
-    )
 
 
 def model_cache() -> Check:

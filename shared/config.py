@@ -28,7 +28,16 @@ __all__ = ["SECRET", "CommonSettings", "load", "settings_of"]
 SECTIONS = ("up", "store", "prefill", "decode", "conductor")
 """Sections of a YAML file. One file can serve the whole mesh: each process reads the top and its own section."""
 
-OWN_VARIABLES = frozenset({"MOONCAKE_CONFIG", "MOONCAKE_CACHE", "MOONCAKE_MESH_ID", "MOONCAKE_URL", "MOONCAKE_API_KEY"})
+OWN_VARIABLES = frozenset(
+    {
+        "MOONCAKE_CONFIG",
+        "MOONCAKE_CACHE",
+        "MOONCAKE_MESH_ID",
+        "MOONCAKE_URL",
+        "MOONCAKE_API_KEY",
+        "MOONCAKE_REDIS_SERVER",
+    }
+)
 """Variables that are no field of any settings type."""
 
 

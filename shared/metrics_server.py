@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from shared.addresses import reachable
 from shared.errors import ConfigError
@@ -24,6 +25,13 @@ TRACE = "/spans/{trace:[0-9a-f]{32}}"
 def render(accept: str = "") -> tuple[bytes, str]:
     """All metrics in the format that ``accept`` asks for, and its content type."""
     encode, content_type = choose_encoder(accept)
+    if content_type.startswith("application/openmetrics-text"):
+        # Our names need no escaping, but the library would turn the colon of ``vllm:`` into an underscore.
+        plain = content_type.partition("; escaping=")[0]
+        body: bytes = openmetrics.generate_latest(  # type: ignore[no-untyped-call]
+            REGISTRY, escaping=openmetrics.ALLOWUTF8
+        )
+        return body, plain
     return encode(REGISTRY), content_type
 
 

@@ -200,6 +200,12 @@ def histogram(name: str, doc: str, labels: Sequence[str] = (), buckets: Sequence
     return _metric(Histogram, name, doc, labels, buckets=tuple(buckets))
 
 
+def exemplar() -> dict[str, str] | None:
+    """For an observation: the trace that it belongs to, where that is recorded (OpenMetrics shows it)."""
+    span = trace.get_current_span()
+    return {"trace_id": format(span.get_span_context().trace_id, "032x")} if span.is_recording() else None
+
+
 class HeldGauge:
     """How much of one kind of resource this process holds now."""
 

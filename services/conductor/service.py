@@ -143,6 +143,8 @@ def _options(settings: ConductorSettings, words: Words) -> GatewayOptions:
         body_timeout=settings.body_timeout_s,
         request_timeout=settings.request_timeout_s,
         trace_slow=settings.trace_slow_ms / 1000,
+        slo_ttft=settings.slo_ttft_ms / 1000,
+        slo_tbt=settings.slo_tbt_ms / 1000,
     )
 
 

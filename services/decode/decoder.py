@@ -69,6 +69,7 @@ class Decoder:
         self._boundary: asyncio.Future[None] | None = None
         self._steps = histogram("decode_step_seconds", "Duration of a decode step.")
         self._tokens = counter("decode_tokens", "Output tokens drawn.")
+        self._generated = counter("vllm:generation_tokens", "Output tokens drawn.")
 
     async def decode(self, running: Running) -> None:
         """Run a sequence to its end. On return, or when cancelled or failed, no step uses its slots any more."""
@@ -186,6 +187,7 @@ class Decoder:
             return
         output = sequence.accept(drawn.token, self._service.context_length, drawn.logprob, drawn.top)
         self._tokens.inc()
+        self._generated.inc()
         if sequence.done % sequence.size == 0:
             running.fill()
         if output.finish:

@@ -27,7 +27,7 @@ from shared.messages import (
     Ref,
     Start,
 )
-from shared.telemetry import held_gauge
+from shared.telemetry import gauge, held_gauge
 
 
 class Decode(Instance[DecodeJob]):
@@ -42,6 +42,7 @@ class Decode(Instance[DecodeJob]):
         self.engine, self.compute, self.settings = engine, compute, settings
         self.decoder = Decoder(self, settings.max_batch)
         self._reserved = held_gauge("decode_reserved_blocks")
+        self._usage = gauge("vllm:kv_cache_usage_perc", "Part of the pool that requests and promises take, 0 to 1.")
         self.attach(store)
 
     def attach(self, store: KVStore) -> None:
@@ -78,6 +79,7 @@ class Decode(Instance[DecodeJob]):
         left = admission.sampling.max_tokens - prompt.first
         self.room.promise(key, len(prompt), min(left, admission.expected_output or self.settings.expected_output))
         self._reserved.set(self.room.promised)
+        self._usage.set(1 - self.room.free / self.room.total if self.room.total else 0.0)
         self.table.accept(key, admission.gateway, Phase.ADMITTED, admission.lists, self.now())
         self.launch(DecodeJob(self, key, admission, prefill, prompt))
 

@@ -105,7 +105,7 @@ class PrefillJob(Job):
             queue_ms=1000 * (began - self.arrived),
             prefill_ms=1000 * (ended - began),
         )
-        self.service.first_token(usage)
+        self.service.first_token(usage, len(self.prompt))
         index = self.prompt.first
         finish = self.prompt.finish(drawn.token, index, self.service.context_length)
         output = Output(index, drawn.token, finish, 0, drawn.logprob, list(drawn.top))

@@ -18,7 +18,7 @@ from shared.instance.job import Prompt
 from shared.instance.pool import PoolView
 from shared.latency import PrefillModel
 from shared.messages import Accepted, AnyMessage, Load, Need, Ref, Submit, Usage
-from shared.telemetry import counter, histogram
+from shared.telemetry import counter, exemplar, histogram
 
 
 class Prefill(Instance[PrefillJob]):
@@ -45,6 +45,9 @@ class Prefill(Instance[PrefillJob]):
         self._took = histogram("prefill_seconds", "From the first chunk to the first token.")
         self._cached = counter("prefill_cached_tokens", "Prompt tokens that were not computed.")
         self._tokens = counter("prefill_tokens", "Prompt tokens computed.")
+        self._prompts = counter("vllm:prompt_tokens", "Tokens of prompts that are done, cached ones included.")
+        self._queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked for in the cache.")
+        self._hits = counter("vllm:prefix_cache_hits", "Of these, tokens found.")
         self.attach(store)
 
     def attach(self, store: KVStore) -> None:
@@ -89,10 +92,13 @@ class Prefill(Instance[PrefillJob]):
         job.need(message.blocks)
         return self.accepted(message)
 
-    def first_token(self, usage: Usage) -> None:
-        self._waited.observe(usage.queue_ms / 1000)
-        self._took.observe(usage.prefill_ms / 1000)
+    def first_token(self, usage: Usage, prompt_tokens: int) -> None:
+        self._waited.observe(usage.queue_ms / 1000, exemplar())
+        self._took.observe(usage.prefill_ms / 1000, exemplar())
         self._cached.inc(usage.cached_tokens)
+        self._hits.inc(usage.cached_tokens)
+        self._prompts.inc(prompt_tokens)
+        self._queries.inc(prompt_tokens)
 
     def chunk_done(self, tokens: int) -> None:
         self._tokens.inc(tokens)

@@ -90,7 +90,6 @@ def test_doctor_tells_machines_what_it_tells_people() -> None:
     states = {check["name"]: check["state"] for check in report["checks"]}
     assert done.returncode == 0 and report["ok"] is True
     assert states["python"] == states["nats-server"] == states["valkey-server"] == states["tokenizers"] == "ok"
-    assert states["openssl"] in ("ok", "info")
     assert states["nats"] == "info"
     people = mooncake("doctor").stdout
     assert all(name in people for name in states)

@@ -259,3 +259,11 @@ async def test_a_taken_port_is_a_clear_error_and_leaves_nothing_running() -> Non
         with pytest.raises(ConfigError, match=f"127.0.0.1:{server.port}"):
             await MetricsServer("127.0.0.1", server.port).start()
     assert len(asyncio.all_tasks()) == before
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text;version=1.0.0", "application/openmetrics-text"])
+@pytest.mark.parametrize("escaping", ["", ";escaping=underscores", ";escaping=allow-utf-8", ";escaping=values"])
+def test_names_are_the_same_in_every_format(accept: str, escaping: str) -> None:
+    telemetry.gauge("vllm:num_requests_running", "Compatible.").set(3)
+    body, content_type = render(accept + escaping if accept else "")
+    assert b"\nvllm:num_requests_running 3" in body and "escaping" not in content_type

@@ -91,7 +91,7 @@ async def through_a_wire(world: World) -> AsyncIterator[tuple[Agent, Agent, Wire
 
 @pytest.mark.parametrize("op", list(Op))
 @pytest.mark.parametrize("after", [0, 1, 20, 300, MIB])
-async def test_c9_a_cut_connection_is_replaced_and_the_transfer_completes(tcp_world: World, op: Op, after: int) -> None:
+async def test_a_cut_connection_is_replaced_and_the_transfer_completes(tcp_world: World, op: Op, after: int) -> None:
     async with through_a_wire(tcp_world) as (a, b, wire):
         source, target = (b, a) if op is Op.READ else (a, b)
         source.pool[: 4 * MIB] = os.urandom(4 * MIB)
@@ -167,7 +167,7 @@ async def test_a_cancelled_transfer_lets_go_of_its_memory_first(tcp_world: World
 
 
 @pytest.mark.parametrize("op", list(Op))
-async def test_c9_a_killed_peer_fails_its_requests_within_the_deadline(world: World, op: Op) -> None:
+async def test_a_killed_peer_fails_its_requests_within_the_deadline(world: World, op: Op) -> None:
     a, b = await world.agent(), await world.remote()
     assert codes(await a.engine.transfer([request(op, b.ref, 0, 0, MIB)], 100)) == ["ok"]
     stop = asyncio.Event()
@@ -206,7 +206,7 @@ def mapped(which: Callable[[str], bool]) -> str:
         return "\n".join(line.split(maxsplit=5)[-1].strip().removeprefix("/") for line in maps if which(line))
 
 
-async def test_c9_a_peer_restarted_on_the_same_port_is_another_one(world: World) -> None:
+async def test_a_peer_restarted_on_the_same_port_is_another_one(world: World) -> None:
     a, first = await world.agent(), await world.remote("b")
     assert codes(await a.engine.transfer([write(first.ref, 0, 0, 8)], 100)) == ["ok"]
     await first.kill()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 
+from services.conductor.dispatch import metrics
 from services.conductor.dispatch.mesh import Mesh
 from services.conductor.dispatch.roster import Change, Member, State
 from shared.errors import MooncakeError, NoResponders
 from shared.messages import LiveList, LiveReply, Ref
+from shared.records import DECODE, PREFILL
 from shared.telemetry import log
 
 PERIOD = 1.0
@@ -36,11 +39,22 @@ class Heartbeat:
         while True:
             try:
                 self._beat(loop.time())
+                self._show()
             except Exception:
                 logger.exception("a round of live lists failed")
             due = max(due + PERIOD, loop.time())
             await asyncio.sleep(due - loop.time())
             self._mesh.roster.excuse(max(loop.time() - due, 0.0), loop.time())
+
+    def _show(self) -> None:
+        mesh, index = self._mesh, self._mesh.placer.matcher.summary()
+        metrics.INDEX_LAG.set(index.get("lag_s") or 0.0)
+        metrics.INDEX_SYNCED.set(bool(index.get("synced")))
+        metrics.RUNNING.set(len(mesh.runs))
+        counted = Counter((member.record.role, member.state.value) for member in mesh.roster.members.values())
+        for role in (PREFILL, DECODE):
+            for state in State:
+                metrics.INSTANCES.labels(role, state.value).set(counted[role, state.value])
 
     def _beat(self, now: float) -> None:
         self._apply(self._mesh.roster.tick(now))

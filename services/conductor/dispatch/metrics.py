@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shared.messages import Usage
-from shared.telemetry import counter, histogram
+from shared.telemetry import counter, exemplar, gauge, histogram
 
 DECISION = (0.00002, 0.00005, 0.0001, 0.00015, 0.0003, 0.0006, 0.0012, 0.0025, 0.005, 0.01, 0.05)
 RATIO = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
@@ -22,6 +22,10 @@ TTFT_RATIO = histogram("conductor_ttft_prediction_ratio", "Actual over predicted
 PROMPT_TOKENS = counter("conductor_prompt_tokens", "Tokens of prompts whose first token came.")
 HIT_TOKENS = counter("conductor_hit_tokens", "Of these, tokens that were not computed (hit rate by token).")
 LEFT_BEHIND = counter("conductor_tokens_left_behind", "Tokens not kept for slow readers; asked for again later.")
+INDEX_LAG = gauge("conductor_index_lag_seconds", "Since the block index was last heard of; 0 before the first time.")
+INDEX_SYNCED = gauge("conductor_index_synced", "1 while the mirror of the block index is whole.")
+INSTANCES = gauge("conductor_instances", "Registered instances by role and state.", ["role", "state"])
+RUNNING = gauge("conductor_running_requests", "Accepted requests that have not ended.")
 STALE = counter("conductor_stale_messages", "Messages dropped: another incarnation, or a request that is over.")
 
 REASONS = frozenset(
@@ -54,8 +58,8 @@ def reason(code: str) -> str:
 def first_token(predicted: float, actual: float, tokens: int, usage: Usage | None) -> None:
     """The first token of an attempt on ``tokens`` tokens came ``actual`` seconds after it was placed."""
     TTFT_PREDICTED.observe(predicted)
-    TTFT_ACTUAL.observe(actual)
+    TTFT_ACTUAL.observe(actual, exemplar())
     if predicted > 0:
-        TTFT_RATIO.observe(actual / predicted)
+        TTFT_RATIO.observe(actual / predicted, exemplar())
     PROMPT_TOKENS.inc(tokens)
     HIT_TOKENS.inc(usage.cached_tokens if usage else 0)

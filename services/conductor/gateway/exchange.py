@@ -40,10 +40,14 @@ class Exchange:
     objectives: Objectives = field(default_factory=Objectives)
     span: trace.Span = field(default=trace.INVALID_SPAN)
     faulty: bool = False
+    status: int = 200
     first: float | None = None  # seconds to the first token
+    slowest: float | None = None  # of its choices: mean of the worst tenth of the times between tokens
+    tokens: int = 0
 
     def failed(self, fault: Fault) -> None:
         self.outcome = fault.code
+        self.status = fault.status
         self.faulty = fault.status >= 500 or fault.status == CONTENDED
         if not self.span.is_recording():
             return
@@ -59,6 +63,20 @@ class Exchange:
             return
         self.span.set_attribute("error.type", "cancelled")
         self.span.set_status(Status(StatusCode.ERROR, "the client went away"))
+
+    def verdict(self, ttft: float, tbt: float) -> str:
+        """How it stood to its objectives, those of the request or else these (seconds); "" for one that was not valid,
+        which says nothing about us."""
+        wanted = self.objectives
+        if self.outcome == "cancelled":
+            return self.outcome
+        if self.faulty:
+            return "refused" if self.status == CONTENDED else "failed"
+        if self.status != 200:
+            return ""
+        if self.first is None or self.first > (wanted.ttft_ms / 1000 or ttft):
+            return "ttft_missed"
+        return "tbt_missed" if (self.slowest or 0.0) > (wanted.tbt_ms / 1000 or tbt) else metrics.MET
 
     def close(self, now: float) -> None:
         metrics.REQUESTS.labels(self.route, self.outcome).inc()
@@ -116,6 +134,8 @@ class Exchange:
     def describe(self, model: str, answer: Answer) -> None:
         """What was answered, in the words of OpenTelemetry's conventions for generative AI."""
         self.first = next((pace.ttft for pace in answer.paces if pace.ttft is not None), None)
+        self.slowest = max((tbt for pace in answer.paces if (tbt := pace.tbt()) is not None), default=None)
+        self.tokens = answer.completion_tokens
         if not self.span.is_recording():
             return
         reasons = [transcript.finish for transcript in answer.transcripts if transcript.finish]

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
+from services.conductor.gateway import metrics
 from services.conductor.gateway.ask import ask_chat, ask_completion
 from services.conductor.gateway.body import ChatBody, CompletionBody, clip, decode_body
 from services.conductor.gateway.completer import Completer
@@ -65,6 +66,8 @@ class Gateway:
         self._offload = offload
         self._options = options
         self._traces = traces
+        metrics.OBJECTIVES.labels("ttft").set(options.slo_ttft)
+        metrics.OBJECTIVES.labels("tbt").set(options.slo_tbt)
         self._created = int(time.time())
         self._completer = Completer(dispatcher, tokenizer, offload, options)
         self._openapi = msgspec.json.encode(document(self._served()))
@@ -212,8 +215,13 @@ class Gateway:
                     left_out = exchange.left_out()
                 yield
         finally:
+            self._judge(exchange)
             if left_out and self._traces is not None and (exchange.faulty or self._slow(exchange)):
                 self._traces.keep(left_out)
+
+    def _judge(self, exchange: Exchange) -> None:
+        if verdict := exchange.verdict(self._options.slo_ttft, self._options.slo_tbt):
+            metrics.judged(verdict, exchange.tokens)
 
     def _slow(self, exchange: Exchange) -> bool:
         return 0 < self._options.trace_slow < (exchange.first or 0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.conductor.gateway.answer import Answer
-from shared.telemetry import counter, histogram
+from shared.telemetry import counter, exemplar, gauge, histogram
 
 LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
@@ -21,7 +21,17 @@ TOKENIZE = histogram("gateway_tokenize_seconds", "Tokenizing and hashing, the wa
 PROMPT_TOKENS = counter("gateway_prompt_tokens", "Prompt tokens of answered requests.")
 CACHED_TOKENS = counter("gateway_cached_prompt_tokens", "Prompt tokens that were not computed again.")
 COMPLETION_TOKENS = counter("gateway_completion_tokens", "Tokens generated, of cancelled answers too.")
+BY_OBJECTIVE = counter(
+    "gateway_requests_by_objective",
+    "Completions by how they stood to their latency objectives. result: met (effective requests), ttft_missed, "
+    "tbt_missed, refused (429), failed, cancelled.",
+    ["result"],
+)
+GOODPUT = counter("gateway_goodput_tokens", "Tokens of answers that met both objectives.")
+OBJECTIVES = gauge("gateway_objective_seconds", "Configured latency objectives.", ["objective"])
 STALLED = counter("gateway_stalled_readers", "Connections cut because the client read nothing for too long.")
+
+MET = "met"
 
 
 def observe(answer: Answer) -> None:
@@ -29,9 +39,16 @@ def observe(answer: Answer) -> None:
     COMPLETION_TOKENS.inc(answer.completion_tokens)
     for pace in answer.paces:
         if pace.ttft is not None:
-            TTFT.observe(pace.ttft)
+            TTFT.observe(pace.ttft, exemplar())
         if (tbt := pace.tbt()) is not None:
-            TBT.observe(tbt)
+            TBT.observe(tbt, exemplar())
     if answer.completion_tokens:
         PROMPT_TOKENS.inc(answer.prompt_tokens)
         CACHED_TOKENS.inc(answer.cached_tokens)
+
+
+def judged(result: str, tokens: int) -> None:
+    """A completion is over; it gave so many tokens."""
+    BY_OBJECTIVE.labels(result).inc()
+    if result == MET:
+        GOODPUT.inc(tokens)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class GatewayOptions:
     """``model``: the name that is served. ``tokenizer_print``: fingerprint to compare with the instances'. Seconds and
     bytes; ``default_max_tokens`` caps an answer whose request names no limit. ``trace_slow``: seconds to the first
-    token from which on a trace is sent whatever the sampler says, 0 for never."""
+    token from which on a trace is sent whatever the sampler says, 0 for never. ``slo_ttft``, ``slo_tbt``: objectives of
+    requests that name none."""
 
     model: str
     tokenizer_print: str = ""
@@ -18,3 +19,5 @@ class GatewayOptions:
     body_timeout: float = 60.0
     request_timeout: float = 3600.0
     trace_slow: float = 0.0
+    slo_ttft: float = 30.0
+    slo_tbt: float = 0.2
