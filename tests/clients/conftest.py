@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Iterator
@@ -12,11 +13,14 @@ import pytest
 from openai import OpenAI
 
 from tests.clients.live import KEY, live_mesh
-from tests.mesh.conftest import MODEL, Mesh
+from tests.mesh.mesh import MODEL, Mesh
 
 # Read when these libraries are imported: what they would fetch comes with them.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 os.environ["LANGSMITH_TRACING"] = os.environ["LANGCHAIN_TRACING_V2"] = "false"
+
+LIVE = pytest.StashKey[contextlib.ExitStack]()
+"""What ends the mesh."""
 
 
 @pytest.fixture(scope="session")
@@ -28,9 +32,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def mesh(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
-    with live_mesh(model, tmp_path_factory.mktemp("clients")) as mesh:
-        yield mesh
+def mesh(model: Path, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Mesh]:
+    with contextlib.ExitStack() as stack:
+        pytestconfig.stash[LIVE] = stack
+        yield stack.enter_context(live_mesh(model, tmp_path_factory.mktemp("clients")))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """After the last of these tests, not at the end of the session: an idle mesh takes a twelfth of a core."""
+    if nextitem is None or not nextitem.nodeid.startswith("tests/clients/"):
+        item.config.stash.get(LIVE, contextlib.ExitStack()).close()
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.clients.live import KEY, live_mesh
-from tests.mesh.conftest import MODEL, Mesh
+from tests.mesh.mesh import MODEL, Mesh
 
 SCHEMATHESIS = Path(sys.executable).parent / "schemathesis"
 CONFIG, HOOKS = (Path(__file__).with_name(name) for name in ("schemathesis.toml", "schemathesis_hooks.py"))

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from shared.embedded import free_port
-from tests.mesh.conftest import BASE, Mesh, start_mesh
+from tests.mesh.mesh import BASE, Mesh, start_mesh
 
 KEY = "sk-clients-0123456789"
 SETTINGS = "conductor: {default_max_tokens: 12}\n"

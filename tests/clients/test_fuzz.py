@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.fuzz import fuzz, incarnations, unharmed
-from tests.mesh.conftest import Mesh
+from tests.mesh.mesh import Mesh
 
 pytestmark = [pytest.mark.mesh, pytest.mark.slow]
 

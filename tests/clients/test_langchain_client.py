@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.clients.live import KEY
-from tests.mesh.conftest import MODEL, Mesh
+from tests.mesh.mesh import MODEL, Mesh
 
 if TYPE_CHECKING:
     from langchain_core.messages import BaseMessage

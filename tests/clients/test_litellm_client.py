@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.clients.live import KEY
-from tests.mesh.conftest import MODEL, Mesh
+from tests.mesh.mesh import MODEL, Mesh
 
 # What it has to warn of lies in its own code.
 pytestmark = [pytest.mark.mesh, pytest.mark.filterwarnings("ignore")]

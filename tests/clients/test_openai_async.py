@@ -10,7 +10,7 @@ import pytest
 from openai import APITimeoutError, AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError, Timeout
 
 from tests.clients.live import KEY
-from tests.mesh.conftest import MODEL, Mesh
+from tests.mesh.mesh import MODEL, Mesh
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionMessageParam

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from openai import BadRequestError, OpenAI
 
-from tests.mesh.conftest import MODEL
+from tests.mesh.mesh import MODEL
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionMessageParam

@@ -20,7 +20,7 @@ from openai import (
 )
 
 from tests.clients.live import KEY, conductor_beside
-from tests.mesh.conftest import MODEL, Mesh
+from tests.mesh.mesh import MODEL, Mesh
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionMessageParam

@@ -18,7 +18,7 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAI, RateLimitError
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.clients.live import KEY, Conductor, conductor_beside
-from tests.mesh.conftest import MODEL, Mesh
+from tests.mesh.mesh import MODEL, Mesh
 
 pytestmark = [pytest.mark.mesh]
 

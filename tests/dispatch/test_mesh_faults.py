@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.mesh.conftest import Alone, Mesh, alone, runner, tiny, tokens, up
+from tests.mesh.conftest import Alone, alone, runner, tiny, tokens, up
+from tests.mesh.mesh import Mesh
 
 __all__ = ["alone", "runner", "tiny", "tokens", "up"]  # fixtures
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ import pytest
 
 from shared.embedded import NatsServer, RedisServer
 from shared.engines.local import LocalRunner
+from shared.engines.simulated import SimulatedEngine
 from shared.engines.tiny import make_tiny_model
-from shared.engines.transformers import TransformersEngine
 from shared.metadata import Metadata
 from shared.nats_bus import NatsBus
 from shared.records import InstanceRecord
@@ -27,17 +28,17 @@ pytestmark = [pytest.mark.mesh]
 
 
 class Processes:
-    """A mesh of real processes; each engine beside an agent of its own."""
+    """A mesh of real processes; each engine beside an agent of its own. What engines compute is for tests/mesh."""
 
     def __init__(self, model: Path, nats: str, redis: str) -> None:
         self.model = model
         self.name = uuid4().hex[:8]
-        self.common = ["--mesh", self.name, "--nats", nats, "--redis", redis, "--metrics-port", "-1"]
+        self.common = ["--mesh", self.name, "--nats", nats, "--redis", redis, "--metrics-port", "0"]
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def spawn(self, kind: str, node: str, *flags: str) -> subprocess.Popen[bytes]:
         argv = [sys.executable, "-m", f"services.{kind}", "--node", node, *self.common, *flags]
-        environment = os.environ | {"MOONCAKE_SECRET": "between us"}
+        environment = os.environ | {"MOONCAKE_SECRET": "between us", "MOONCAKE_SIMULATED_DECODE_BASE_S": "0.02"}
         process = self.running[f"{kind}-{node}"] = subprocess.Popen(argv, env=environment)
         return process
 
@@ -45,7 +46,16 @@ class Processes:
         return self.spawn("store", node, "--socket", self.socket(node), "--pool-bytes", "16MiB")
 
     def engine(self, kind: str, node: str) -> subprocess.Popen[bytes]:
-        flags = ["--agent", self.socket(node), "--model", str(self.model), "--block-size", "16", "--calibrate-s", "0.2"]
+        flags = [
+            "--agent",
+            self.socket(node),
+            "--engine",
+            "simulated",
+            "--model",
+            str(self.model),
+            "--block-size",
+            "16",
+        ]
         return self.spawn(kind, node, *flags)
 
     def socket(self, node: str) -> str:
@@ -66,6 +76,15 @@ async def until(metadata: Metadata, count: int, seconds: float = 150.0) -> dict[
     return {record.role: record for record in found}
 
 
+def mismatches(record: InstanceRecord) -> list[str]:
+    """What the simulated engine of this process found in the pool that its like had not written."""
+    with urllib.request.urlopen(f"http://{record.metrics}/metrics", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    found = [line for line in lines if line.startswith("mooncake_simulated_kv_mismatches_total")]
+    assert found
+    return [line for line in found if not line.endswith(" 0.0")]
+
+
 @contextlib.asynccontextmanager
 async def gateway_over(kit: Any, nats: NatsBus, records: dict[str, InstanceRecord]) -> AsyncIterator[Any]:
     """The kit's gateway on the real bus, with these two instances."""
@@ -83,7 +102,7 @@ async def gateway_over(kit: Any, nats: NatsBus, records: dict[str, InstanceRecor
 
 
 def alone(model: Path, tokens: list[int], sampling: Any) -> list[int]:
-    with LocalRunner(TransformersEngine(model, block_size=16), slots=64) as runner:
+    with LocalRunner(SimulatedEngine(model, block_size=16), slots=64) as runner:
         return [o.token for o in runner.generate(tokens, sampling)]
 
 
@@ -119,6 +138,8 @@ async def test_life_of_the_processes(kit: Any, tmp_path: Path) -> None:
                             await asyncio.sleep(0.1)
                     again = await gateway.run(tokens, sampling)
                     assert again.tokens == expected
+                    for record in (await until(metadata, 2)).values():
+                        assert await asyncio.to_thread(mismatches, record) == []
 
                     long = asyncio.ensure_future(gateway.run(tokens, kit.greedy(400), attempts=1, name="long"))
                     async with asyncio.timeout(200):

@@ -18,7 +18,8 @@ import pytest
 from services.conductor.gateway.choices import derived_seed
 
 if TYPE_CHECKING:
-    from tests.mesh.conftest import Alone, Mesh
+    from tests.mesh.conftest import Alone
+    from tests.mesh.mesh import Mesh
 
 pytestmark = [pytest.mark.mesh]
 B = 32

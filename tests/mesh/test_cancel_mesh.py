@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 
 if TYPE_CHECKING:
-    from tests.mesh.conftest import Alone, Mesh
+    from tests.mesh.conftest import Alone
+    from tests.mesh.mesh import Mesh
 
 pytestmark = [pytest.mark.mesh]
 REPETITIONS = 20

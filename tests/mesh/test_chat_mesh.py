@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.mesh.conftest import Mesh
+    from tests.mesh.mesh import Mesh
 
 pytestmark = [pytest.mark.mesh, pytest.mark.model]
 B, TURNS = 32, 6

@@ -19,7 +19,8 @@ from shared.redis_client import RedisLink
 
 if TYPE_CHECKING:
     from shared.engines.local import LocalRunner
-    from tests.mesh.conftest import Alone, Mesh
+    from tests.mesh.conftest import Alone
+    from tests.mesh.mesh import Mesh
 
 pytestmark = [pytest.mark.mesh]
 B = 32

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.mesh.conftest import Alone, Mesh
+    from tests.mesh.conftest import Alone
+    from tests.mesh.mesh import Mesh
 
 pytestmark = [pytest.mark.mesh]
 CORRUPT = "mooncake_store_corrupt_blocks_total"

@@ -16,7 +16,8 @@ import pytest
 import redis
 
 if TYPE_CHECKING:
-    from tests.mesh.conftest import Alone, Answer, Mesh
+    from tests.mesh.conftest import Alone
+    from tests.mesh.mesh import Answer, Mesh
 
 pytestmark = [pytest.mark.mesh, pytest.mark.chaos]
 

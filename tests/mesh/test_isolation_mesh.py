@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.mesh.conftest import Mesh
+    from tests.mesh.mesh import Mesh
 
 pytestmark = [pytest.mark.mesh]
 B = 32

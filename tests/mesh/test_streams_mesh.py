@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from tests.mesh.conftest import CONTEXT, MODEL, Mesh
+from tests.mesh.conftest import CONTEXT
+from tests.mesh.mesh import MODEL, Mesh
 
 pytestmark = [pytest.mark.mesh]
 

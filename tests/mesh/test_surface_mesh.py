@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.gateway.wire import BROKEN, HOSTILE_IDS, answer, assert_raw_envelope, raw
-from tests.mesh.conftest import MODEL, Mesh
+from tests.mesh.mesh import MODEL, Mesh
 
 pytestmark = [pytest.mark.mesh]
 
