@@ -25,7 +25,7 @@ from shared.model import DEFAULT_MODEL, cache_root, default_folder
 
 State = Literal["ok", "info", "warn", "fail"]
 NEEDED = ("aiohttp", "msgspec", "nats-py", "numpy", "redis", "tokenizers", "xxhash")
-FOR_ENGINES = ("transformers", "accelerate", "safetensors")
+FOR_ENGINES = ("transformers", "safetensors")
 OPTIONAL = ("vllm", "opentelemetry-sdk")
 LEAST_MEMORY = 2 << 30
 SYSTEM_PACKAGES = (Path("/usr/lib/python3/dist-packages"),)

@@ -73,8 +73,8 @@ def _send_hello(sock: socket.socket, hello: Hello) -> None:
     pidfd = os.pidfd_open(os.getpid())
     try:
         body = frame(msgspec.msgpack.encode(hello))
-        sent = socket.send_fds(sock, [body], [pidfd])
-        sock.sendall(body[sent:])
+        if rest := body[socket.send_fds(sock, [body], [pidfd]) :]:  # the agent may have refused, and closed, already
+            sock.sendall(rest)
     finally:
         os.close(pidfd)
 

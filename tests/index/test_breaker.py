@@ -19,6 +19,7 @@ from shared.index.breaker import ASK_AGAIN, SILENCE, Breaker
 from shared.messages import Ref
 from shared.records import AgentRecord
 from shared.registration import TTL
+from tests.examples import examples
 
 
 def agent(number: int, incarnation: int = 0) -> AgentRecord:
@@ -186,7 +187,7 @@ class Mesh(RuleBasedStateMachine):
 
 
 TestMesh = pytest.mark.timeout(300)(Mesh.TestCase)
-TestMesh.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestMesh.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
 
 
 # -- asking ------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from services.store.transfer.topology.paths import Nics, Paths
 from services.store.transfer.wire import Kind, SegmentRef
 from shared.errors import DeadlineExceeded, NotPermitted, PeerGone
 from shared.messages import Ref
+from tests.examples import examples
 
 PEER = Ref("peer", 1)
 HERE, THERE = ("h0", "h1"), ("t0", "t1")
@@ -173,4 +174,4 @@ class TrafficMachine(RuleBasedStateMachine):
 
 
 TestTraffic = TrafficMachine.TestCase
-TestTraffic.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestTraffic.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)

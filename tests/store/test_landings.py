@@ -16,6 +16,7 @@ from services.store.pins import Pins, WriteGrants
 from shared.blocks import Geometry
 from shared.errors import Fenced, InvalidInput, MooncakeError, NotPermitted, StaleGeneration
 from shared.messages import Ref
+from tests.examples import examples
 
 G = Geometry(layers=3, block_size=4, kv_heads=1, head_dim=1, dtype="float32")
 P, Q = Ref("p", 1), Ref("q", 1)
@@ -125,7 +126,7 @@ class LandingMachine(RuleBasedStateMachine):
             stack.close()
 
 
-LandingMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+LandingMachine.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)
 TestLandingMachine = LandingMachine.TestCase
 
 
@@ -199,7 +200,7 @@ def runs(draw: st.DrawFn) -> list[RunTuple]:
 
 
 @given(runs(), st.permutations(range(6)), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_moves_copy_exactly_the_runs(runs: list[RunTuple], slots: list[int], padded: bool) -> None:
     stride = G.slot_bytes + (16 if padded else 0)
     source = np.random.default_rng(0).integers(1, 256, 6 * stride, np.uint8)

@@ -15,6 +15,7 @@ from services.store.pool import Pool
 from shared.engines.base import Held, Owner, PoolClass
 from shared.errors import StaleGeneration
 from shared.messages import Ref
+from tests.examples import examples
 
 TTL = 4.0
 CHUNKS = 2
@@ -164,5 +165,5 @@ class ReadMachine(RuleBasedStateMachine):
         assert self.pool.allocate(len(self.memory), 1, OWNER, PoolClass.GROWTH) is not None
 
 
-ReadMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+ReadMachine.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
 TestReadMachine = ReadMachine.TestCase

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from services.store.leases import KEEP, Borrowed, Lease, LeaseTable
 from shared.errors import Contended
 from shared.messages import Ref
+from tests.examples import examples
 
 READER = Ref("reader", 1)
 TTL = 4.0
@@ -89,7 +90,7 @@ class LeaseMachine(RuleBasedStateMachine):
             assert len(self.table) == 0
 
 
-LeaseMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+LeaseMachine.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)
 TestLeaseMachine = LeaseMachine.TestCase
 
 

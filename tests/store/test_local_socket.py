@@ -25,6 +25,7 @@ from services.store.sync_client import SyncStoreClient
 from shared.blocks import Geometry, Namespace
 from shared.engines.base import Owner, PoolClass
 from shared.errors import AgentGone, ConfigError, DoesNotFit, InvalidInput, ProtocolError, Unauthorized
+from tests.examples import examples
 
 OWNER = Owner("request/1")
 
@@ -257,7 +258,7 @@ def test_attach_says_where_nobody_is() -> None:
 
 
 @given(st.lists(st.binary(max_size=40), max_size=6), st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_frames_come_out_whole_however_they_are_cut(bodies: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(map(frame, bodies))
     reader, out, at = FrameReader(), [], 0

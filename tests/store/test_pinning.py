@@ -19,6 +19,7 @@ from services.store.pool import Pool
 from services.store.sync_client import SyncStoreClient
 from shared.engines.base import Owner, PoolClass
 from shared.errors import InvalidInput, PinLimit
+from tests.examples import examples
 
 NOBODY = Owner("nobody")
 KEYS = [bytes([i]) * 16 for i in range(10)]
@@ -126,7 +127,7 @@ class PinMachine(RuleBasedStateMachine):
             assert self.pool.slots.free == len(self.pool.slots), "a slot is kept for ever"
 
 
-PinMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+PinMachine.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)
 TestPinMachine = PinMachine.TestCase
 
 

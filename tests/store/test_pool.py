@@ -14,6 +14,7 @@ from services.store.pool import Pool
 from services.store.slots import State
 from shared.engines.base import Held, Kind, Owner, PoolClass
 from shared.errors import DoesNotFit, StaleToken
+from tests.examples import examples
 
 NOBODY = Owner("nobody")
 CLASSES = st.sampled_from(list(PoolClass))
@@ -231,5 +232,5 @@ class PoolMachine(RuleBasedStateMachine):
         assert slots.free == len(slots), "a block can never be evicted"
 
 
-PoolMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=examples(30), stateful_step_count=40, deadline=None)
 TestPoolMachine = PoolMachine.TestCase

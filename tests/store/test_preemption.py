@@ -14,6 +14,7 @@ from services.store.preemption import PATIENCE, Preemption, Victim
 from services.store.waiting import Line, Want
 from shared.engines.base import Held, Owner, PoolClass
 from shared.errors import DoesNotFit
+from tests.examples import examples
 
 AGENT = 0
 PROMPT = 2
@@ -203,7 +204,7 @@ class NodeMachine(RuleBasedStateMachine):
             life.told = True
 
 
-NodeMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+NodeMachine.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
 TestNodeMachine = NodeMachine.TestCase
 
 

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from services.store.ssd.book import Block, Book, Placement, trimmed
 from services.store.ssd.journal import ENTRY, HEADER, Codec, Entry, Live, Op, new_header, recover, rewrite
 from services.store.tenants import Quotas, tag_of
+from tests.examples import examples
 
 SPACES = (b"A" * 16, b"B" * 16)
 STRIDES = {SPACES[0]: 4096, SPACES[1]: 12288}
@@ -214,7 +215,7 @@ class Machine(RuleBasedStateMachine):
             assert sorted([*segment.free, *segment.blocks, *gone]) == list(range(segment.slots))
 
 
-Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Machine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestBook = Machine.TestCase
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -58,3 +59,10 @@ def test_tests_are_no_package() -> None:
 def test_no_file_is_large() -> None:
     large = [str(path.relative_to(ROOT)) for path in committed() if path.stat().st_size > 2 << 20]
     assert not large
+
+
+def test_profiles_decide_how_many_examples_are_drawn() -> None:
+    """A number of a test's own is one that ``--hypothesis-profile thorough`` cannot multiply."""
+    fixed = re.compile(r"max_examples=\d")
+    own = [str(p.relative_to(ROOT)) for p in code_files(("tests",)) if fixed.search(p.read_text())]
+    assert own == ["tests/conftest.py"]

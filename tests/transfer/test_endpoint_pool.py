@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from services.store.transfer.endpoints import EndpointPool
+from tests.examples import examples
 
 PEERS = range(9)
 
@@ -130,7 +131,7 @@ class Pool(RuleBasedStateMachine):
 
 
 TestPool = pytest.mark.timeout(300)(Pool.TestCase)
-TestPool.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestPool.settings = settings(max_examples=examples(60), stateful_step_count=50, deadline=None)
 
 
 @given(st.integers(1, 4), st.lists(st.sampled_from(PEERS), max_size=100))

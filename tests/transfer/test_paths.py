@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from services.store.transfer.topology.health import FIRST, LONGEST, Fault
 from services.store.transfer.topology.matrix import Matrix
 from services.store.transfer.topology.paths import Nics, Path, Paths
+from tests.examples import examples
 
 MIB = 1 << 20
 
@@ -91,7 +92,7 @@ def test_a_retry_differs_at_both_ends_then_at_one_and_goes_to_secondary_ones() -
     assert chosen(paths, tried=tuple(tried)) in tried  # all were tried: once more
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.integers(2, 5), st.integers(1, 5), st.data())
 def test_one_dead_nic_costs_a_slice_one_attempt(mine: int, yours: int, data: st.DataObject) -> None:
     split, other = data.draw(st.integers(0, mine)), data.draw(st.integers(0, yours))

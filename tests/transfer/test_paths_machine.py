@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from services.store.transfer.topology.health import FIRST, LONGEST, Fault
 from services.store.transfer.topology.matrix import Matrix, Tiers
 from services.store.transfer.topology.paths import Nic, Nics, Path, Paths
+from tests.examples import examples
 
 HERE = ("a", "b", "c")
 THERE = ("x", "y")
@@ -200,4 +201,4 @@ class Cables(RuleBasedStateMachine):
 
 
 TestCables = pytest.mark.timeout(300)(Cables.TestCase)
-TestCables.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
+TestCables.settings = settings(max_examples=examples(40), stateful_step_count=50, deadline=None)

@@ -29,6 +29,7 @@ from services.store.transfer.wire import MAX_PIECES, Kind, pack
 from shared import messages
 from shared.errors import DeadlineExceeded, MooncakeError, PeerGone, ProtocolError
 from shared.messages import Ref
+from tests.examples import examples
 from tests.transfer.agents import SECRET, World, codes, read, request, until, world_of
 
 TOO_DEEP = b"\x91" * 4000
@@ -141,7 +142,7 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
 
 
 @pytest.mark.parametrize("name", DECODERS)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.binary(max_size=400))
 @example(TOO_DEEP)
 @example(b"\x81\xa1x" + TOO_DEEP)

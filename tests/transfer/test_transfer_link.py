@@ -14,6 +14,7 @@ from services.store.transfer.link import WRITES, Link, Refusals
 from services.store.transfer.wire import Kind, SegmentRef
 from shared.errors import DeadlineExceeded, OutOfRange, PeerGone
 from shared.messages import Ref
+from tests.examples import examples
 
 PEER = Ref("p", 1)
 KINDS = [Kind.READ, Kind.WRITE, Kind.PULL, Kind.VERIFY]
@@ -206,5 +207,5 @@ class LinkMachine(RuleBasedStateMachine):
         assert len(self.ended) == len(self.jobs) and self.batch.unfinished == 0
 
 
-LinkMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+LinkMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestLink = LinkMachine.TestCase

@@ -12,6 +12,7 @@ from services.store.transfer.base import Op, Request
 from services.store.transfer.room import Room, sizes
 from services.store.transfer.wire import MAX_LENGTH
 from shared.messages import Ref
+from tests.examples import examples
 
 LIMIT = 10
 
@@ -74,7 +75,7 @@ class Queue(RuleBasedStateMachine):
 
 
 TestQueue = Queue.TestCase
-TestQueue.settings = settings(max_examples=60, stateful_step_count=30)
+TestQueue.settings = settings(max_examples=examples(60), stateful_step_count=30)
 
 
 def test_sizes_are_by_peer_in_one_order_for_everybody() -> None:

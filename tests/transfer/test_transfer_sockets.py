@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from services.store.transfer.sockets import block, is_over, receive_all, send_all
 from shared.errors import PeerGone
+from tests.examples import examples
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.lists(st.integers(0, 9000), min_size=1, max_size=1500), st.lists(st.integers(1, 60_000), max_size=40))
 def test_scattered_buffers_arrive_whole(sent: list[int], received: list[int]) -> None:
     data = bytes(i % 251 for i in range(sum(sent)))
