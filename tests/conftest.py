@@ -44,6 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than there are cores: about half of the time, a test waits for a process to come up or to notice."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """For ``make test``: a unit to a worker, by :func:`rank`. Who asks for another distribution gets it."""
     if config.getoption("dist") != "loadfile":
