@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.mesh.conftest import MODEL, Mesh
+from tests.mesh.mesh import MODEL, Mesh
 from tests.mesh.receiver import Receiver, Span
 
 pytestmark = [pytest.mark.mesh]

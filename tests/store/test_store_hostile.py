@@ -34,6 +34,7 @@ from shared.blocks import Namespace
 from shared.engines.base import Owner, PoolClass
 from shared.errors import ConfigError, Contended, InvalidInput, MooncakeError
 from shared.messages import Ref
+from tests.examples import examples
 from tests.store.conftest import NAMESPACE, STRIDE
 
 Start = Callable[..., Awaitable[Agent]]
@@ -108,7 +109,7 @@ def told(message: Any, agent: Agent, holds: Sequence[int]) -> Any:
     return msgspec.structs.replace(message, **changes)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(st.lists(st.one_of(REQUESTS, CALLS), min_size=10, max_size=40))
 def test_whatever_is_said_is_answered_and_leaves_nothing_held(said: list[Any]) -> None:
     asyncio.run(say(said))
