@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.mesh.conftest import Mesh
+from tests.mesh.mesh import Mesh
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PATIENCE = 120.0
