@@ -10,7 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-SUITES = ("gateway", "prefix", "split", "streams")
+SUITES = ("gateway", "prefix", "split", "streams", "tracing")
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 async def run(suite: str, path: str, model: str, options: argparse.Namespace) -> None:
-    from benchmarks import gateway, prefix, report, split, streams
+    from benchmarks import gateway, prefix, report, split, streams, tracing
     from shared.model import served_name
 
     rounds: int = options.rounds
@@ -41,6 +41,8 @@ async def run(suite: str, path: str, model: str, options: argparse.Namespace) ->
         report.write("gateway", await gateway.measure(path, 40 * rounds))
     elif suite == "prefix":
         report.write("prefix", await prefix.measure(model, rounds))
+    elif suite == "tracing":
+        report.write("tracing", await tracing.measure(served_name(path), 2 * rounds))
     elif suite == "streams":
         found = await streams.measure(path, served_name(path), options.seconds, options.streams, options.rate)
         report.write("streams", found)
