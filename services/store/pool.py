@@ -215,6 +215,8 @@ class Pool:
     def _reserved(self, slot: int, key: bytes, connection: int, owner: Owner, pool_class: PoolClass) -> Held:
         hold = self._hold(slot, connection, owner, pool_class, key)
         self._writing[key] = hold.id
+        if pool_class >= PoolClass.PREFETCH:
+            self.slots.tenants.reserve(owner.tenant, 1)
         return Held(hold.id, slot, Kind.NEW, key)
 
     def allocate(
@@ -302,6 +304,8 @@ class Pool:
         if hold.key and self._writing.get(hold.key) == hold.id:
             del self._writing[hold.key]
             self.settled.append(hold.key)
+            if hold.pool_class >= PoolClass.PREFETCH:
+                self.slots.tenants.reserve(hold.owner.tenant, -1)
         hold.key = b""
 
     def remove(self, key: bytes) -> bool:

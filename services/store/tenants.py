@@ -40,6 +40,7 @@ class Quotas:
     def __init__(self, default: int = 0, named: Mapping[str, int] | None = None) -> None:
         self.named = dict(named or {})
         self.used: dict[int, int] = {}
+        self.writing: dict[int, int] = {}  # reserved for the cache and not committed yet
         self.over: set[int] = set()
         self._default = default
         self._limits = {tag_of(tenant): limit for tenant, limit in self.named.items()}
@@ -51,7 +52,13 @@ class Quotas:
     def excess(self, tenant: int, more: int = 0) -> int:
         """Bytes that must go for the tenant to have ``more`` within its quota."""
         limit = self.limit(tenant)
-        return max(0, self.used.get(tenant, 0) + more - limit) if limit else 0
+        return max(0, self.used.get(tenant, 0) + self.writing.get(tenant, 0) + more - limit) if limit else 0
+
+    def reserve(self, tenant: int, size: int) -> None:
+        """What is being written counts too, or many writers at once would take others' room."""
+        self.writing[tenant] = self.writing.get(tenant, 0) + size
+        if not self.writing[tenant]:
+            del self.writing[tenant]
 
     def unused(self) -> Quotas:
         """The same limits, and nobody has anything."""
@@ -103,8 +110,9 @@ class Tenants:
             raise QuotaExceeded(f"{size} bytes; tenant {tenant} has at most {limit} in DRAM", field="tenant")
 
     def refusal(self, tenant: str) -> QuotaExceeded:
-        used, limit = self._quotas.used.get(tag_of(tenant), 0), self._quotas.limit(tag_of(tenant))
-        why = f"tenant {tenant} has {used} of {limit} bytes in DRAM, all in use or pinned"
+        tag = tag_of(tenant)
+        used, limit = self._quotas.used.get(tag, 0) + self._quotas.writing.get(tag, 0), self._quotas.limit(tag)
+        why = f"tenant {tenant} has {used} of {limit} bytes in DRAM, all being written, in use or pinned"
         return QuotaExceeded(why, field="tenant")
 
     def near(self, ahead: float) -> list[tuple[int, int]]:
@@ -121,6 +129,10 @@ class Tenants:
     def over(self) -> list[int]:
         """Tenants with more than their quota."""
         return list(self._quotas.over)
+
+    def reserve(self, tenant: str, slots: int) -> None:
+        """So many more slots are being written for the tenant's cache; negative: fewer."""
+        self._quotas.reserve(tag_of(tenant), slots * self._stride)
 
     def published(self, slot: int, tenant: int) -> None:
         self._of[slot] = tenant

@@ -16,7 +16,7 @@ from services.store.agent import Agent
 from services.store.client import StoreClient
 from services.store.pool import Pool
 from services.store.tenants import NOBODY, OTHER, Quotas, Share, Shares, read_shares, tag_of
-from shared.engines.base import Owner, PoolClass
+from shared.engines.base import Held, Owner, PoolClass
 from shared.errors import ConfigError, QuotaExceeded
 from shared.telemetry import REGISTRY
 from tests.store.conftest import NAMESPACE, STRIDE
@@ -26,6 +26,7 @@ Start = Callable[..., Awaitable[Agent]]
 QUOTA = 4
 SMALL, ACME = tag_of("small"), tag_of("acme")
 TENANTS = ["small", "big", ""]
+SMALL_OWNER = Owner("put", 0.0, "small")
 
 
 def key(tenant: str, i: int) -> bytes:
@@ -92,6 +93,31 @@ def test_nobody_goes_for_a_tenant_that_has_too_much(moves: list[tuple[str, str, 
     assert not quotas.used.get(SMALL)
     pool.slots.evict(12)
     assert quotas.used == {} and not quotas.over
+
+
+@given(st.lists(st.tuples(st.sampled_from(["reserve", "commit", "abort"]), st.integers(0, 5)), max_size=40))
+def test_many_writers_of_a_tenant_at_once_take_no_more_than_its_quota(moves: list[tuple[str, int]]) -> None:
+    quotas = Quotas(named={"small": QUOTA * 10})
+    pool = Pool(24, lambda slot: True, quotas=quotas, stride=10)
+    for i in range(20):
+        put(pool, "big", [key("big", i)])
+    turn, open_holds = 0, dict[int, list[Held]]()
+    for move, writer in moves:
+        if move == "reserve" and writer not in open_holds:
+            turn += 1
+            held = pool.reserve([key("small", 2 * turn + i) for i in range(2)], writer, SMALL_OWNER, PoolClass.CACHE)
+            if held is not None:
+                open_holds[writer] = held
+        elif move == "commit" and writer in open_holds:
+            held = open_holds.pop(writer)
+            pool.commit(writer, [h.hold for h in held], b"", [h.key for h in held], [8] * 2, chained=False)
+            pool.release(writer, [h.hold for h in held])
+        elif writer in open_holds:
+            pool.drop(writer)
+            del open_holds[writer]
+        assert quotas.used.get(SMALL, 0) + quotas.writing.get(SMALL, 0) <= QUOTA * 10
+        assert quotas.writing.get(SMALL, 0) == 20 * len(open_holds)
+        assert all(pool.contains([key("big", i) for i in range(20)])), "another's block went"
 
 
 def test_the_tenants_own_oldest_go_and_others_stay() -> None:
