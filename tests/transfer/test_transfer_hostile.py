@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -77,6 +78,27 @@ async def test_more_tiny_neighbours_than_a_frame_can_answer_for(op: Op) -> None:
         a.pool[0:count], b.pool[0:count] = os.urandom(count), os.urandom(count)
         results = await a.engine.transfer([request(op, b.ref, i, i, 1) for i in range(count)], 100)
         assert set(codes(results)) == {"ok"} and a.pool[0:count] == b.pool[0:count]
+
+
+async def test_without_descriptors_requests_fail_and_with_them_they_go_on(world: World) -> None:
+    a, b = await world.agent("a"), await world.agent("b")
+    with no_descriptors():
+        (failed,) = codes(await a.engine.transfer([read(b.ref, 0, 0, 64)], 100))
+    assert failed in ("peer_gone", "deadline_exceeded")
+    assert codes(await a.engine.transfer([read(b.ref, 0, 0, 64)], 100)) == ["ok"]
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Not one more can be opened."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, hard))
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                stack.callback(os.close, os.dup(0))
+        yield
 
 
 # -- the queue of a peer: whatever ends in one turn of the loop ------------------------------------------------------

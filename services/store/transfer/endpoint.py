@@ -90,10 +90,11 @@ class Endpoint:
             try:
                 await step()
                 tries = 0
-            except MooncakeError as e:
+            except (MooncakeError, OSError) as e:  # OSError: no descriptors are left, say
+                error = e if isinstance(e, MooncakeError) else PeerGone(f"cannot connect: {e}")
                 tries += 1
                 if tries >= TRIES or isinstance(e, (StaleIncarnation, PeerRefused, ProtocolError)):
-                    return self._give_up(e)
+                    return self._give_up(error)
                 await asyncio.sleep(BACK_OFF * 2**tries)
             except Exception as e:  # a bug here must not leave requests waiting for their deadline
                 log("transfer").exception("mending failed", peer=self.ref.id)
@@ -165,8 +166,12 @@ class Endpoint:
         with self._local.lock:
             known = self.link.grants()
         sock, live = await off_loop(lambda: self._shake(Role.DATA, number), "transfer-connect", _drop)
-        block(sock)
-        stream = Stream(self.link, sock, number, self._ended)
+        try:
+            block(sock)
+            stream = Stream(self.link, sock, number, self._ended)
+        except OSError:
+            sock.close()
+            raise
         with self._local.lock:
             self.link.judge(known, live)
             self.link.join(stream)

@@ -37,12 +37,14 @@ def connect(host: str, port: int, timeout: float) -> socket.socket:
 
 def connect_unix(address: str, timeout: float) -> socket.socket:
     """See :func:`unix_address`. Raises PeerGone."""
-    sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(timeout)
+    sock = None
     try:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.settimeout(timeout)
         sock.connect(unix_address(address))
     except OSError as e:
-        sock.close()
+        if sock is not None:
+            sock.close()
         raise PeerGone(f"cannot connect to {address}: {e}") from e
     return sock
 
