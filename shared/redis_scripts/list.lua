@@ -1,4 +1,5 @@
 -- The living of several kinds. KEYS: records, until, per kind. Returns {now (ms), {record with head, until, ...}, ...}.
+-- An end that lies further off than the record's ttl was set before this clock was put back: nobody lives for that long.
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local out = {tostring(now)}
@@ -11,6 +12,11 @@ for i = 1, #KEYS, 2 do
   for j = 1, #living, 2 do
     local value = redis.call('HGET', KEYS[i], living[j])
     if value then
+      local whole, _, _, ttl = pcall(struct.unpack, '>c8dd', value)
+      if whole and tonumber(living[j + 1]) > now + ttl then
+        redis.call('ZADD', KEYS[i + 1], now + ttl, living[j])
+        living[j + 1] = tostring(now + ttl)
+      end
       found[#found + 1] = value
       found[#found + 1] = living[j + 1]
     end

@@ -80,6 +80,20 @@ async def test_registration_expires(metadata: Metadata) -> None:
     assert await metadata.link.client.hlen("mc:{m}:instance") == 1
 
 
+async def test_who_died_before_the_clock_of_redis_was_put_back_does_not_live_on(metadata: Metadata) -> None:
+    await metadata.register(agent("dead"), ttl=0.3)
+    await metadata.register(agent("alive"), ttl=1000)
+    (until_key,) = [name for name in await metadata.link.client.keys("*:until") if b"agent" in name]
+    (before,) = [float(until) for id, until in await metadata.link.client.zrange(until_key, 0, -1, withscores=True)][:1]
+    await metadata.link.client.zadd(until_key, {"dead": before + 600_000})  # as if the clock had been ahead
+    seen = await metadata.snapshot()
+    assert all(0 <= age < 60 for age in seen.age.values())
+    async with asyncio.timeout(100):
+        while len(await metadata.agents()) > 1:
+            await asyncio.sleep(0.05)
+    assert [record.ref.id for record in await metadata.agents()] == ["alive"]
+
+
 async def test_a_new_incarnation_replaces_the_old_at_once_and_for_good(metadata: Metadata) -> None:
     await metadata.register(instance("i", 1))
     await metadata.register(instance("i", 2))
