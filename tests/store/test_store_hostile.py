@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import socket
 import sys
 import typing
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,14 +26,17 @@ from services.store import slabs
 from services.store.agent import Agent, run_agent
 from services.store.client import StoreClient
 from services.store.directory import Board, LocalDirectory
+from services.store.frames import frame
 from services.store.memory import SlabMemory, stride_of
 from services.store.peer_service import within
 from services.store.removal import Removal
+from services.store.session import Session
 from services.store.settings import StoreSettings
+from services.store.slab import segment_name
 from services.store.slabs import check
 from shared.blocks import Namespace
 from shared.engines.base import Owner, PoolClass
-from shared.errors import ConfigError, Contended, InvalidInput, MooncakeError
+from shared.errors import ConfigError, Contended, InvalidInput, MooncakeError, ProtocolError
 from shared.messages import Ref
 from tests.examples import examples
 from tests.store.conftest import NAMESPACE, STRIDE
@@ -214,6 +218,19 @@ async def test_a_put_has_one_deadline_however_many_of_its_keys_others_write(
     assert {put.error.code for put in done if put.error} == {"deadline_exceeded"} and len(done) == 500
 
 
+async def test_an_answer_of_another_type_ends_the_session_and_nobody_waits() -> None:
+    session, (ours, theirs) = Session(), socket.socketpair()
+    ours.setblocking(False)
+    await asyncio.get_running_loop().create_unix_connection(lambda: session, sock=ours)
+    asking = asyncio.create_task(session.ask(local.Stats, dict[str, float], 100.0))
+    await asyncio.sleep(0)
+    theirs.sendall(frame(msgspec.msgpack.encode(local.Answer(1, msgspec.Raw(b"\xa1x")))))
+    with pytest.raises(ProtocolError):
+        await asking
+    assert session.closed
+    theirs.close()
+
+
 async def test_peers_are_asked_together_to_remove() -> None:
     together = asyncio.Barrier(3)
 
@@ -299,3 +316,17 @@ async def test_a_namespace_that_is_read_while_it_makes_way_comes_back_whole(
     again, reader = await attached(a, NAMESPACE), await attached(b, NAMESPACE)
     await again.put([(KEYS[0], b"x")])
     assert await reader.get(KEYS[:1], timeout=100.0) == [b"x"]
+
+
+async def test_namespaces_that_made_way_leave_nothing_in_the_tier_below(
+    start_ssd: Start, stack: AsyncExitStack
+) -> None:
+    agent = await start_ssd(slots=8, namespace_idle=0.0)
+    for turn in range(4):
+        namespace = msgspec.structs.replace(NAMESPACE, model=f"m{turn}")
+        async with await StoreClient.connect(agent.settings.socket, namespace, timeout=100.0) as client:
+            await client.put([(KEYS[0], b"x")])
+        async with asyncio.timeout(100):
+            while agent._in_use(slab := agent.slabs[segment_name(namespace)]) or not slab.idle:
+                await asyncio.sleep(0.01)
+    assert len(agent.ssd.spaces) == len(agent.slabs) == 1
