@@ -101,11 +101,25 @@ def ssd_tiers(records: Iterable[dict[str, Any]]) -> list[Table]:
     return [table] if table.row_count else []
 
 
+def nics(records: Iterable[dict[str, Any]]) -> list[Table]:
+    """One table of RDMA devices; none where no agent uses any."""
+    table = Table("agent", "NIC", "state", "address", title="RDMA devices", title_justify="left", box=None)
+    for column in ("pairs", "queued", "read", "written", "broken"):
+        table.add_column(column, justify="right")
+    for record in sorted(records, key=name_of):
+        for nic in record.get("nics") or []:
+            state = Text(str(nic.get("state")), style="green" if nic.get("state") == "active" else "red")
+            sizes = [bytes_text(nic.get(name, 0)) for name in ("queued", "read", "written")]
+            counts = cell(nic.get("pairs", 0)), *sizes, cell(nic.get("broken", 0))
+            table.add_row(name_of(record), cell(nic.get("name")), state, cell(nic.get("gid")), *counts)
+    return [table] if table.row_count else []
+
+
 def render(cluster: dict[str, Any], url: str) -> RenderableType:
     """Both tables, then whatever else the conductor tells of itself, one line a topic."""
     parts: list[RenderableType] = [Text(f"{url}  {time.strftime('%H:%M:%S')}", style="dim")]
     stores = cluster.get("agents") or []
-    parts += [instances(cluster.get("instances") or []), agents(stores), *ssd_tiers(stores)]
+    parts += [instances(cluster.get("instances") or []), agents(stores), *ssd_tiers(stores), *nics(stores)]
     for topic, value in cluster.items():
         if topic not in ("instances", "agents"):
             parts.append(Text.assemble((f"{topic}: ", "bold"), cell(value)))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import click
+import msgspec
 from rich.table import Table
 from rich.text import Text
 
 from cli.console import out, print_json
-from cli.status import bytes_text
+from cli.status import bytes_text, nics
 from cli.store_link import Link, agent_named, finish, key_named, linked, secured
 from shared.errors import MooncakeError
 from shared.index.lookup import lookup
@@ -63,6 +64,8 @@ def agent_document(agent: AgentRecord, indexed: int) -> dict[str, Any]:
         "address": f"{agent.host}:{agent.port}",
         "socket": agent.socket,
         "transports": agent.transports,
+        "topology": agent.topology,
+        "nics": [msgspec.structs.asdict(nic) for nic in agent.nics],
         "blocks": {
             "dram": sum(slab.blocks for slab in agent.slabs),
             "ssd": agent.ssd.blocks if agent.ssd else 0,
@@ -123,11 +126,14 @@ async def _stat_agent(link: Link, name: str, as_json: bool) -> int:
         print_json(document)
         return 0
     held = {kind: amount for kind, amount in document.pop("held").items() if amount} or "nothing"
-    namespaces = document.pop("namespaces")
+    namespaces, devices = document.pop("namespaces"), document.pop("nics")
     for name, value in (document | {"held": held}).items():
         out.print(Text.assemble((f"{name}: ", "bold"), str(value)), soft_wrap=True)
+    width = None if out.is_terminal else WIDE
     if namespaces:
-        out.print(namespace_table([agent]), width=None if out.is_terminal else WIDE)
+        out.print(namespace_table([agent]), width=width)
+    for table in nics([{"id": agent.ref.id, "nics": devices}]):
+        out.print(table, width=width)
     return 0
 
 

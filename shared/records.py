@@ -61,11 +61,30 @@ class SsdRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     write_rate: float = 0.0
 
 
+class NicRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One RDMA device of an agent. ``state``: active, down (the device says so), resting (after failures, ``rest``
+    seconds from now) or lost (the device failed). ``gid``: its address, with kind and index. ``mtu`` in bytes.
+    ``pairs``: queue pairs, of both directions; ``queued`` bytes of work requests on it. ``read``, ``written``: bytes
+    that this agent's work requests moved over it since it started; ``broken``: those that broke their queue pair."""
+
+    name: str
+    state: str
+    gid: str
+    mtu: int = 0
+    pairs: int = 0
+    queued: int = 0
+    read: int = 0
+    written: int = 0
+    broken: int = 0
+    rest: float = 0.0
+
+
 class AgentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A store agent. ``code`` is the 8-byte name of this incarnation in the block index. ``backlog_bytes`` are
     outgoing reads queued now; ``rate`` the measured outgoing bytes per second (0: not yet known). ``topology``: for
     each memory location its preferred and its secondary NICs, ``{"cpu:0": [["mlx5_0"], ["mlx5_1"]]}``; empty without
-    NICs. ``ssd`` None: it has no such tier. ``socket``: where engines of its node attach.
+    NICs. ``nics``: its RDMA devices, where RDMA is in use. ``ssd`` None: it has no such tier. ``socket``: where engines
+    of its node attach.
     """
 
     ref: Ref
@@ -77,6 +96,7 @@ class AgentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     shm: str = ""
     transports: list[str] = []
     topology: dict[str, list[list[str]]] = {}
+    nics: list[NicRecord] = []
     slots: int = 0
     used: int = 0
     slot_bytes: int = 0

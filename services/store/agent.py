@@ -42,7 +42,7 @@ from shared.addresses import reachable
 from shared.errors import MooncakeError
 from shared.index import code
 from shared.messages import Ref
-from shared.records import AgentRecord, SlabRecord
+from shared.records import AgentRecord, NicRecord, SlabRecord
 from shared.telemetry import log
 
 logger = log("store")
@@ -104,6 +104,7 @@ class Agent:
         self._socket = LocalSocket(settings.socket, settings.secret, ref, self.slabs.attach, self.local)
         self._shown, self._ssd_shown = self.stats(), self.ssd.record()
         self._slabs_shown: list[SlabRecord] = []
+        self._nics_shown: list[NicRecord] = []
         self._backlog = 0
         self.refused: asyncio.Future[MooncakeError] = asyncio.get_running_loop().create_future()
 
@@ -169,6 +170,7 @@ class Agent:
         """Everything held now, by kind, and the pool's slots by state."""
         slabs = tuple(self.slabs.values())
         pools = [slab.pool for slab in slabs]
+        registered, to_register = self.engine.registered()
         return {
             "store_slots": sum(pool.slots.used for pool in pools),
             "store_holds": sum(len(pool.holds) for pool in pools),
@@ -192,6 +194,8 @@ class Agent:
             "ssd_hits": float(self.ssd.tally.read),
             "ssd_skipped": float(self.ssd.tally.skipped),
             "ssd_on": float(self.ssd.on),
+            "rdma_registered": registered,
+            "rdma_to_register": to_register,
         }
 
     def record(self) -> AgentRecord:
@@ -207,6 +211,7 @@ class Agent:
             shm=peer.shm,
             transports=list(TransportPolicy.parse(self.settings.transports).order),
             topology=self.topology.format() if self.topology.nics else {},
+            nics=self._nics_shown,
             slots=int(shown["slots"]),
             used=int(shown["store_slots"]),
             slot_bytes=max((slab.memory.stride for slab in self.slabs.values()), default=0),
@@ -224,6 +229,7 @@ class Agent:
         stats = self._shown = self.stats()
         self._slabs_shown = [slab.record() for slab in self.slabs.values()]
         self._ssd_shown = self.ssd.record()
+        self._nics_shown = self.engine.nics()
         self._backlog = sum(slab.leases.bytes for slab in self.slabs.values())
         for kind, gauge in metrics.HELD.items():
             gauge.set(stats[kind])

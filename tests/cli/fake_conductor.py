@@ -30,6 +30,7 @@ CLUSTER = {
             "used": 25,
             "slot_bytes": 1 << 20,
             "held": {"lease": 2.0},
+            "nics": [{"name": "rxe0", "state": "resting", "gid": "10.77.0.1 (RoCE v2, index 1)", "read": 5 << 20}],
             "ssd": {"state": "on", "blocks": 311, "bytes": 3 << 30, "capacity": 8 << 30, "read": 93, "read_rate": 2e9},
         }
     ],

@@ -1,120 +1,75 @@
-"""Two agents over Soft-RoCE: what the tests in the RDMA guest share, and what shows that RDMA carried the bytes."""
+"""The RDMA guest: its devices and cables, and what shows that RDMA carried the bytes."""
 
 from __future__ import annotations
 
-import asyncio
-import mmap
-import os
-import secrets
+import fcntl
+import json
+import socket
+import struct
 import subprocess
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from services.store.transfer.base import Generations, Op, Peer, Request, Result
-from services.store.transfer.engine import Engine
-from services.store.transfer.policy import TransportPolicy
-from shared.errors import PeerGone
-from shared.messages import Ref
+from services.store.transfer.base import Result
+from services.store.transfer.rdma.transport import Rdma
+from tests.transfer.agents import SIZE, Agent, World
 
 MIB = 1 << 20
 KIB = 1 << 10
 DEVICES = Path("/sys/class/infiniband")
 HERE, THERE = ("rxe0", "rxe1"), ("rxe2", "rxe3")
+NICS = (*HERE, *THERE)
 PATIENCE = 100.0
+GET_FLAGS, SET_FLAGS, UP = 0x8913, 0x8914, 1
+"""ioctls of network interfaces, and the flag that they are up."""
+
+WORDS = 1000
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": WORDS,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 8192,
+    "torch_dtype": "float32",
+    "eos_token_id": 1,
+}
 
 in_guest = pytest.mark.skipif(
-    not all((DEVICES / name).exists() for name in (*HERE, *THERE)), reason="needs the RDMA guest: make test-rdma"
+    not all((DEVICES / name).exists() for name in NICS), reason="needs the RDMA guest: make test-rdma"
 )
 
 
-class Pool:
-    """A shared-memory file, as an agent's slab is one."""
+def make_words_model(folder: Path) -> Path:
+    """What a simulated engine reads of a model: its shape and its words."""
+    from tokenizers import Tokenizer, models
 
-    def __init__(self, size: int) -> None:
-        self.fd = os.memfd_create("pool")
-        os.ftruncate(self.fd, size)
-        self.view = memoryview(mmap.mmap(self.fd, size))
-        self.bytes = np.frombuffer(self.view, np.uint8)
-
-    def fill(self, seed: int) -> None:
-        self.bytes[:] = np.random.default_rng(seed).integers(0, 256, len(self.bytes), np.uint8)
-
-
-@dataclass
-class Agent:
-    engine: Engine
-    pool: Pool
-
-    @property
-    def ref(self) -> Ref:
-        return self.engine.ref
-
-    async def run(self, requests: Sequence[Request], timeout: float = PATIENCE) -> list[Result]:
-        return await self.engine.transfer(requests, timeout)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    words = {"w" + "".join(chr(97 + int(digit)) for digit in str(number)): number for number in range(WORDS)}
+    Tokenizer(models.WordLevel(words, unk_token="wc")).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "wb"}))
+    return folder
 
 
-@dataclass
-class Rig:
-    peers: dict[str, Peer] = field(default_factory=dict)
-    agents: list[Agent] = field(default_factory=list)
-
-    async def resolve(self, id: str) -> Peer:
-        if id not in self.peers:
-            raise PeerGone(f"nobody knows {id}")
-        return self.peers[id]
-
-    async def agent(
-        self,
-        devices: Sequence[str],
-        size: int = 4 * MIB,
-        policy: str = "require:rdma",
-        generations: Generations | None = None,
-        **options: Any,
-    ) -> Agent:
-        ref = Ref(secrets.token_hex(4), secrets.randbits(63))
-        engine = Engine(
-            ref,
-            secret=b"of the tests",
-            resolve=self.resolve,
-            policy=TransportPolicy.parse(policy),
-            rdma_devices=devices,
-            **{"connect_timeout": 10.0, **options},
-        )
-        agent = Agent(engine, Pool(size))
-        await engine.start()
-        engine.register_local_memory(agent.pool.view, name="pool", fd=agent.pool.fd, generations=generations)
-        self.peers[ref.id] = engine.peer()
-        self.agents.append(agent)
-        return agent
+async def pair(world: World, size: int = SIZE, **options: Any) -> tuple[Agent, Agent]:
+    """Two agents with two devices each; ``options`` are those of the second."""
+    return await world.agent(rdma_devices=HERE, size=size), await world.agent(rdma_devices=THERE, size=size, **options)
 
 
-@asynccontextmanager
-async def rig_of() -> AsyncIterator[Rig]:
-    rig = Rig()
-    try:
-        yield rig
-    finally:
-        for agent in rig.agents:
-            await agent.engine.close()
+def rdma(agent: Agent) -> Rdma:
+    return agent.engine._rdma
 
 
-def read(peer: Agent, local: int, offset: int, length: int, grant: int = 0) -> Request:
-    return Request(Op.READ, "pool", local, peer.ref, "pool", offset, length, grant)
-
-
-def write(peer: Agent, local: int, offset: int, length: int, grant: int = 0) -> Request:
-    return Request(Op.WRITE, "pool", local, peer.ref, "pool", offset, length, grant)
-
-
-def codes(results: Sequence[Result]) -> list[str]:
-    """ "ok" or the error's code, for each."""
-    return [result.error.code if result.error else "ok" for result in results]
+def under_way(agent: Agent) -> float:
+    """Bytes that its transfers have queued on its NICs."""
+    return sum(nic.queued for nic in rdma(agent)._here)
 
 
 def packets(device: str) -> int:
@@ -131,17 +86,14 @@ def by_rdma(results: Sequence[Result], length: int) -> None:
 
 
 def cable(action: str, number: int) -> None:
-    """``unplug`` or ``plug`` the cable of a NIC, ``down`` or ``up`` its interface."""
+    """``unplug`` or ``plug`` the cable of a NIC (at the switch), ``down`` or ``up`` its interface."""
+    if action in ("plug", "unplug"):
+        return carry(f"port{number}", action == "plug")
     subprocess.run(["rdma-nic", action, str(number)], check=True, timeout=PATIENCE)
 
 
-async def pull(action: str, number: int) -> None:
-    """As ``cable``, while transfers go on."""
-    await asyncio.to_thread(cable, action, number)
-
-
-async def until(condition: Any, timeout: float = PATIENCE) -> None:
-    """Poll until ``condition()`` holds."""
-    async with asyncio.timeout(timeout):
-        while not condition():
-            await asyncio.sleep(0.02)
+def carry(interface: str, up: bool) -> None:
+    """At once: a program to do it takes a second of the guest's one CPU from the transfers that it shall interrupt."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        name, flags = struct.unpack("16sH", fcntl.ioctl(asked, GET_FLAGS, struct.pack("16sH", interface.encode(), 0)))
+        fcntl.ioctl(asked, SET_FLAGS, struct.pack("16sH", name, flags | UP if up else flags & ~UP))

@@ -4,70 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
 
 import numpy as np
 import pytest
 
-from shared.telemetry import log
-from tests.rdma.rig import (
-    HERE,
-    KIB,
-    MIB,
-    THERE,
-    Agent,
-    Rig,
-    by_rdma,
-    cable,
-    codes,
-    in_guest,
-    packets,
-    pull,
-    read,
-    rig_of,
-    until,
-)
-from tests.rdma.rig import write as written
+from tests.rdma.rig import KIB, MIB, by_rdma, cable, in_guest, packets, pair, under_way
+from tests.transfer.agents import World, codes, read, until
+from tests.transfer.agents import write as written
 
-pytestmark = [pytest.mark.rig, in_guest, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def cables() -> Iterator[None]:
-    yield
-    for number in range(4):
-        cable("plug", number)
-        cable("up", number)
-
-
-@pytest.fixture
-async def rig(cables: None) -> AsyncIterator[Rig]:
-    async with rig_of() as rig:
-        yield rig
-
-
-def under_way(agent: Agent) -> float:
-    return sum(nic.queued for nic in agent.engine._rdma._here)
+pytestmark = [pytest.mark.rig, in_guest, pytest.mark.timeout(300), pytest.mark.usefixtures("cables")]
 
 
 @pytest.mark.parametrize("op", ["read", "write"])
 @pytest.mark.parametrize("pulled", [0, 3], ids=["ours", "theirs"])
-async def test_a_cable_is_pulled_in_the_middle(rig: Rig, op: str, pulled: int) -> None:
-    a, b = await rig.agent(HERE, 64 * MIB), await rig.agent(THERE, 64 * MIB)
+async def test_a_cable_is_pulled_in_the_middle(world: World, op: str, pulled: int) -> None:
+    a, b = await pair(world, 64 * MIB)
     (b if op == "read" else a).pool.fill(1)
     make = read if op == "read" else written
-    requests = [make(b, at, at, MIB) for at in range(0, 64 * MIB, MIB)]
+    requests = [make(b.ref, at, at, MIB) for at in range(0, 64 * MIB, MIB)]
     by_rdma(await a.run(requests[:4]), 4 * MIB)
-    began = time.monotonic()
     running = asyncio.ensure_future(a.run(requests))
     await until(lambda: 0 < under_way(a) < 56 * MIB)
-    await pull("unplug", pulled)
+    cable("unplug", pulled)
     results = await running
-    seconds = time.monotonic() - began
     by_rdma(results, 64 * MIB)
     assert np.array_equal(a.pool.bytes, b.pool.bytes)
-    log("rig").warning(f"{op} of 64 MiB with cable {pulled} pulled: {seconds:.2f} s")
-    await pull("plug", pulled)
+    cable("plug", pulled)
     (b if op == "read" else a).pool.fill(2)
     before = packets(f"rxe{pulled}")
 
@@ -80,39 +42,39 @@ async def test_a_cable_is_pulled_in_the_middle(rig: Rig, op: str, pulled: int) -
             await asyncio.sleep(0.1)
 
 
-async def test_all_cables_are_pulled(rig: Rig) -> None:
+async def test_all_cables_are_pulled(world: World) -> None:
     """An error within the deadline; when they are back, all goes on."""
-    a, b = await rig.agent(HERE, 16 * MIB), await rig.agent(THERE, 16 * MIB)
-    by_rdma(await a.run([read(b, 0, 0, MIB)]), MIB)
+    a, b = await pair(world, 16 * MIB)
+    by_rdma(await a.run([read(b.ref, 0, 0, MIB)]), MIB)
     for number in range(4):
         cable("unplug", number)
     began = time.monotonic()
-    results = await a.run([read(b, at, at, MIB) for at in range(0, 16 * MIB, MIB)], timeout=3)
+    results = await a.run([read(b.ref, at, at, MIB) for at in range(0, 16 * MIB, MIB)], timeout=3)
     assert set(codes(results)) <= {"deadline_exceeded", "peer_gone"} and time.monotonic() - began < 30
     for number in range(4):
         cable("plug", number)
     b.pool.fill(4)
-    by_rdma(await a.run([read(b, 0, 0, 16 * MIB)]), 16 * MIB)
+    by_rdma(await a.run([read(b.ref, 0, 0, 16 * MIB)]), 16 * MIB)
     assert np.array_equal(a.pool.bytes, b.pool.bytes)
 
 
-async def test_given_up_transfers_touch_nothing_any_more(rig: Rig) -> None:
+async def test_given_up_transfers_touch_nothing_any_more(world: World) -> None:
     """Rule: dest_held."""
-    a, b = await rig.agent(HERE, 64 * MIB), await rig.agent(THERE, 64 * MIB)
+    a, b = await pair(world, 64 * MIB)
     b.pool.bytes[:] = 7
-    by_rdma(await a.run([read(b, 0, 0, 16 * KIB)]), 16 * KIB)
-    results = await a.run([read(b, at, at, MIB) for at in range(0, 64 * MIB, MIB)], timeout=0.05)
+    by_rdma(await a.run([read(b.ref, 0, 0, 16 * KIB)]), 16 * KIB)
+    results = await a.run([read(b.ref, at, at, MIB) for at in range(0, 64 * MIB, MIB)], timeout=0.05)
     assert "deadline_exceeded" in codes(results)
     a.pool.bytes[:] = 9
-    by_rdma(await a.run([read(b, 0, 0, 16 * KIB)]), 16 * KIB)
+    by_rdma(await a.run([read(b.ref, 0, 0, 16 * KIB)]), 16 * KIB)
     assert (a.pool.bytes[16 * KIB :] == 9).all()
     assert under_way(a) == 0
 
 
-async def test_a_peer_that_is_gone_fails_its_requests(rig: Rig) -> None:
-    a, b = await rig.agent(HERE, 64 * MIB), await rig.agent(THERE, 64 * MIB)
-    by_rdma(await a.run([read(b, 0, 0, MIB)]), MIB)
-    running = asyncio.ensure_future(a.run([read(b, at, at, MIB) for at in range(0, 64 * MIB, MIB)], timeout=60))
+async def test_a_peer_that_is_gone_fails_its_requests(world: World) -> None:
+    a, b = await pair(world, 64 * MIB)
+    by_rdma(await a.run([read(b.ref, 0, 0, MIB)]), MIB)
+    running = asyncio.ensure_future(a.run([read(b.ref, at, at, MIB) for at in range(0, 64 * MIB, MIB)], timeout=60))
     await until(lambda: 0 < under_way(a) < 60 * MIB)
     await b.engine.close()
     assert set(codes(await running)) & {"peer_gone", "deadline_exceeded", "not_permitted"}

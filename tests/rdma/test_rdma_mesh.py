@@ -5,14 +5,12 @@ them, and are checked by whoever uses them."""
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from tokenizers import Tokenizer, models
 
 from services.decode.service import Decode
 from services.decode.settings import DecodeSettings
@@ -29,35 +27,16 @@ from shared.instance.compute import ComputeThread
 from shared.latency import PrefillModel
 from shared.messages import Ref, Sampling, Source
 from tests.instance.conftest import kit
-from tests.rdma.rig import HERE, THERE, in_guest, packets
+from tests.rdma.rig import NICS, in_guest, make_words_model, packets
 
 __all__ = ["kit"]
 pytestmark = [pytest.mark.rig, in_guest, pytest.mark.timeout(300)]
-BLOCK, WORDS = 16, 1000
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": WORDS,
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 8192,
-    "torch_dtype": "float32",
-    "eos_token_id": 1,
-}
+BLOCK = 16
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a simulated engine reads of a model: its shape and its words."""
-    folder = tmp_path_factory.mktemp("tiny")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    words = {"w" + "".join(chr(97 + int(digit)) for digit in str(number)): number for number in range(WORDS)}
-    Tokenizer(models.WordLevel(words, unk_token="wc")).save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "wb"}))
-    return folder
+    return make_words_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 def engine_of(model: Path) -> SimulatedEngine:
@@ -109,7 +88,7 @@ def moved(transport: str) -> float:
 
 
 async def test_a1_equal_to_one_process(kit: Any, model: Path) -> None:
-    before, counted = sum(packets(nic) for nic in (*HERE, *THERE)), moved("rdma")
+    before, counted = sum(packets(nic) for nic in NICS), moved("rdma")
     others = moved("tcp") + moved("shm")
     async with mesh_of(kit, model, 2) as (mesh, agents):
         gateway, source = mesh.gateway, Source(agents[0].ref.id, 9)
@@ -126,4 +105,4 @@ async def test_a1_equal_to_one_process(kit: Any, model: Path) -> None:
             assert (answer.tokens, answer.usage.fetched_blocks) == (alone(model, tokens, kit.greedy(6)), fetched)
             assert answer.usage.cached_tokens == BLOCK * fetched
     assert moved("rdma") > counted and moved("tcp") + moved("shm") == others
-    assert sum(packets(nic) for nic in (*HERE, *THERE)) > before
+    assert sum(packets(nic) for nic in NICS) > before

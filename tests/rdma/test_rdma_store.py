@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from services.store.transfer.base import Generations, OpenGuard
-from tests.rdma.rig import (
-    HERE,
-    KIB,
-    MIB,
-    PATIENCE,
-    THERE,
-    Pool,
-    Rig,
-    by_rdma,
-    codes,
-    in_guest,
-    packets,
-    read,
-    rig_of,
-    write,
-)
+from tests.rdma.rig import HERE, KIB, MIB, PATIENCE, THERE, by_rdma, in_guest, packets, pair
 from tests.store.conftest import connect, key, stack, start_agent, view
 from tests.store.test_store_slice import (
     test_a_prompt_is_streamed_into_a_landing,
     test_a_writer_may_not_exceed_its_landing,
     test_blocks_written_at_one_agent_are_fetched_at_another,
 )
+from tests.transfer.agents import Pool, World, codes, read, write
 from tests.transfer.test_transfer_fences import Landings
 
 __all__ = [
@@ -61,36 +46,32 @@ def by_the_devices() -> Any:
     assert sum(packets(nic) for nic in (*HERE, *THERE)) > before
 
 
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    async with rig_of() as rig:
-        yield rig
-
-
-async def test_a_token_that_is_not_live_is_refused(rig: Rig) -> None:
+async def test_a_token_that_is_not_live_is_refused(world: World) -> None:
     """Rule: token."""
-    a, b = await rig.agent(HERE), await rig.agent(THERE, guard=Landings(7))
+    a, b = await pair(world, guard=Landings(7))
     a.pool.fill(1)
-    results = await a.run([write(b, 0, 0, 5000, 7), write(b, 0, MIB, 700_000, 8), write(b, 0, 2 * MIB, 5000, 7)])
+    results = await a.run(
+        [write(b.ref, 0, 0, 5000, 7), write(b.ref, 0, MIB, 700_000, 8), write(b.ref, 0, 2 * MIB, 5000, 7)]
+    )
     assert codes(results) == ["ok", "fenced", "ok"]
     assert np.array_equal(b.pool.bytes[:5000], a.pool.bytes[:5000])
     assert not b.pool.bytes[MIB : MIB + 700_000].any()
     a.engine.refuse_grants(b.ref, [7])
-    results = await a.run([write(b, 0, 0, 5000, 7), read(b, 0, 0, 5000, 7)])
+    results = await a.run([write(b.ref, 0, 0, 5000, 7), read(b.ref, 0, 0, 5000, 7)])
     assert codes(results) == ["fenced", "ok"]
 
 
-async def test_destroyed_queue_pairs_receive_nothing_more(rig: Rig) -> None:
+async def test_destroyed_queue_pairs_receive_nothing_more(world: World) -> None:
     """Rules: own_side, handshake. What is written by a fenced landing never lands later; others' slices go again."""
     guard = Landings(7, 8)
-    a, b = await rig.agent(HERE, 8 * MIB), await rig.agent(THERE, 8 * MIB, guard=guard)
+    a, b = await pair(world, 8 * MIB, guard=guard)
     a.pool.bytes[:] = 5
     stop = asyncio.Event()
 
     async def stream(grant: int, at: int) -> set[str]:
         seen: set[str] = set()
         while not stop.is_set():
-            seen |= set(codes(await a.run([write(b, at + i * MIB, at + i * MIB, MIB, grant) for i in range(4)])))
+            seen |= set(codes(await a.run([write(b.ref, at + i * MIB, at + i * MIB, MIB, grant) for i in range(4)])))
         return seen
 
     fenced, other = asyncio.create_task(stream(7, 0)), asyncio.create_task(stream(8, 4 * MIB))
@@ -104,7 +85,7 @@ async def test_destroyed_queue_pairs_receive_nothing_more(rig: Rig) -> None:
     assert (b.pool.bytes[: 4 * MIB] == 9).all()
     stop.set()
     assert await fenced <= {"ok", "fenced"} and await other == {"ok"}
-    assert codes(await a.run([write(b, 0, 0, 10, 7)])) == ["fenced"]
+    assert codes(await a.run([write(b.ref, 0, 0, 10, 7)])) == ["fenced"]
     assert await a.engine.drained(b.ref, [7, 8], PATIENCE)
 
 
@@ -112,20 +93,20 @@ class Stale(OpenGuard):
     """A guard of a store: the generations are looked at."""
 
 
-async def test_a_stale_generation_fails_the_read(rig: Rig) -> None:
+async def test_a_stale_generation_fails_the_read(world: World) -> None:
     """Rule: gen_last. The words are read by RDMA after the bytes."""
     file = Pool(8 * 64)
     words = file.view.cast("Q")
     for slot in range(64):
         words[slot] = 3
     table = Generations(file.fd, 64 * KIB)
-    a, b = await rig.agent(HERE), await rig.agent(THERE, 4 * MIB, generations=table, guard=Stale())
+    a, b = await pair(world, 4 * MIB, generations=table, guard=Stale())
     b.pool.fill(1)
-    by_rdma(await a.run([read(b, 0, 0, MIB, 3)]), MIB)
+    by_rdma(await a.run([read(b.ref, 0, 0, MIB, 3)]), MIB)
     words[5] = 4
-    results = await a.run([read(b, at, at, 64 * KIB, 3) for at in range(0, MIB, 64 * KIB)])
+    results = await a.run([read(b.ref, at, at, 64 * KIB, 3) for at in range(0, MIB, 64 * KIB)])
     assert codes(results) == ["ok"] * 5 + ["stale_generation"] + ["ok"] * 10
-    assert codes(await a.run([read(b, 0, 5 * 64 * KIB, 100, 4), read(b, 0, 4 * 64 * KIB, 65 * KIB, 3)])) == [
+    assert codes(await a.run([read(b.ref, 0, 5 * 64 * KIB, 100, 4), read(b.ref, 0, 4 * 64 * KIB, 65 * KIB, 3)])) == [
         "ok",
         "stale_generation",
     ]

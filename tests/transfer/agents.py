@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from services.store.transfer.base import Generations, Op, Peer, Request, Result, Status
 from services.store.transfer.engine import Engine
 from services.store.transfer.policy import TransportPolicy
@@ -35,12 +37,16 @@ class Pool:
         os.ftruncate(self.fd, size)
         self.map = mmap.mmap(self.fd, size)
         self.view = memoryview(self.map)
+        self.bytes = np.frombuffer(self.view, np.uint8)
 
     def __getitem__(self, item: slice) -> bytes:
         return bytes(self.view[item])
 
     def __setitem__(self, item: slice, value: bytes) -> None:
         self.view[item] = value
+
+    def fill(self, seed: int) -> None:
+        self.bytes[:] = np.random.default_rng(seed).integers(0, 256, len(self.bytes), np.uint8)
 
 
 @dataclass
@@ -51,6 +57,9 @@ class Agent:
     @property
     def ref(self) -> Ref:
         return self.engine.ref
+
+    async def run(self, requests: Sequence[Request], timeout: float = 100.0) -> list[Result]:
+        return await self.engine.transfer(requests, timeout)
 
 
 @dataclass
@@ -73,6 +82,7 @@ class World:
         self,
         name: str = "",
         policy: str = "",
+        size: int = SIZE,
         share: bool = True,
         generations: Generations | None = None,
         **options: Any,
@@ -81,7 +91,7 @@ class World:
         ref = Ref(name or secrets.token_hex(4), secrets.randbits(63))
         options = {"secret": SECRET, "connect_timeout": 30.0, "tls": self.tls and Tls(self.tls), **options}
         chosen = TransportPolicy.parse(policy or self.policy)
-        agent = Agent(Engine(ref, resolve=self.resolve, policy=chosen, **options), Pool())
+        agent = Agent(Engine(ref, resolve=self.resolve, policy=chosen, **options), Pool(size))
         fd = agent.pool.fd if share else -1
         agent.engine.register_local_memory(agent.pool.view, name="pool", fd=fd, generations=generations)
         await agent.engine.start()

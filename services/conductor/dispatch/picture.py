@@ -74,6 +74,7 @@ def agent(record: AgentRecord) -> dict[str, Any]:
         "backlog_bytes": record.backlog_bytes,
         "rate": record.rate,
         "held": record.held,
+        "nics": [msgspec.structs.asdict(nic) for nic in record.nics],
         "ssd": None if record.ssd is None else msgspec.structs.asdict(record.ssd),
         "metrics": record.metrics,
         "pid": record.pid,

@@ -49,6 +49,7 @@ from shared.errors import (
     ProtocolError,
 )
 from shared.messages import Ref
+from shared.records import NicRecord
 from shared.tasks import settle
 from shared.telemetry import log
 
@@ -288,6 +289,14 @@ class Engine:
     def connections(self) -> int:
         """Open connections, both ways."""
         return self._server.connections() + self._dispatch.peers.connections()
+
+    def nics(self) -> list[NicRecord]:
+        """The RDMA devices in use."""
+        return self._rdma.nics()
+
+    def registered(self) -> tuple[int, int]:
+        """(bytes registered for RDMA, bytes to register); (0, 0) without RDMA."""
+        return self._rdma.registered()
 
     async def _answer(self, peer: Ref, payload: bytes) -> bytes:
         """A call of a peer: about RDMA, or for whoever owns this engine."""

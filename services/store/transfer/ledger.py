@@ -28,11 +28,11 @@ class Ledger:
     def refuses(self, grant: int) -> bool:
         return grant in self._refused
 
-    def post(self, grant: int) -> None:
-        self._flying[grant] += 1
+    def post(self, grant: int, slices: int = 1) -> None:
+        self._flying[grant] += slices
 
-    def land(self, grant: int) -> None:
-        self._flying[grant] -= 1
+    def land(self, grant: int, slices: int = 1) -> None:
+        self._flying[grant] -= slices
         if not self._flying[grant]:
             del self._flying[grant]
             self._tell()

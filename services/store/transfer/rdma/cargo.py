@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from services.store.transfer.base import Op, Request
-from services.store.transfer.batches import Job, Slice
+from services.store.transfer.batches import Slice
 from services.store.transfer.rdma.queue_pair import Work
 from services.store.transfer.rdma.reach import Place, Reach
 from services.store.transfer.topology.paths import Path
@@ -14,12 +16,14 @@ class Cargo:
     """``length`` bytes at ``local`` here and ``remote`` there, none of them over the end of a memory region. ``tried``:
     the paths on which it failed. ``slots``: the slots whose generations are read; None for a slice of a job."""
 
-    __slots__ = ("length", "local", "piece", "reach", "remote", "slots", "tried", "write")
+    __slots__ = ("grant", "job", "length", "local", "piece", "reach", "remote", "slots", "tried", "write")
 
     def __init__(
         self, piece: Slice, reach: Reach, local: Place, remote: Place, length: int, slots: range | None = None
     ) -> None:
         self.piece = piece
+        self.job = piece.job
+        self.grant = piece.job.request.grant
         self.reach = reach
         self.local = local
         self.remote = remote
@@ -29,25 +33,8 @@ class Cargo:
         self.tried: list[Path] = []
 
     @property
-    def job(self) -> Job:
-        return self.piece.job
-
-    @property
     def request(self) -> Request:
-        return self.piece.job.request
-
-    def on(self, path: Path, number: int) -> Work:
-        """As it is posted on ``path``."""
-        here, there = self.local, self.remote
-        return Work(
-            number,
-            self.write,
-            here.address,
-            here.keys[path.local.name],
-            there.address,
-            there.keys[path.remote.name],
-            self.length,
-        )
+        return self.job.request
 
     def refuse(self, error: MooncakeError) -> None:
         """The peer refused it. The requests beside it in the same run are unharmed, unless they would go unchecked."""
@@ -55,3 +42,13 @@ class Cargo:
             self.piece.settle(error)
         else:
             self.piece.settle(refused=dict.fromkeys(range(len(self.piece.pieces())), error))
+
+
+def works(taken: Sequence[tuple[int, Cargo]], path: Path, lane: int) -> list[Work]:
+    """As they are posted on ``path``. This and what is around it is done for each work request: no call more than need
+    be."""
+    mine, theirs, high = path.local.name, path.remote.name, lane << 32
+    return [
+        (high | number, c.write, c.local[0], c.local[1][mine], c.remote[0], c.remote[1][theirs], c.length)
+        for number, c in taken
+    ]

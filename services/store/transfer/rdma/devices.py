@@ -13,9 +13,9 @@ from shared.telemetry import log
 logger = log("transfer.rdma")
 
 
-def open_all(wanted: Sequence[str], topology: Matrix) -> tuple[list[Nic], Matrix]:
+def open_all(wanted: Sequence[str], topology: Matrix, completions: int) -> tuple[list[Nic], Matrix]:
     """The NICs to use, in the matrix' order, and where they are. ``wanted``: only these (empty: all that ``topology``
-    names). Raises ConfigError, NoTransport that say what is missing."""
+    names). ``completions``: see :class:`Nic`. Raises ConfigError, NoTransport that say what is missing."""
     verbs = load()
     found = devices(verbs)
     if unknown := [name for name in wanted if name not in found]:
@@ -24,7 +24,7 @@ def open_all(wanted: Sequence[str], topology: Matrix) -> tuple[list[Nic], Matrix
     if not found:
         raise NoTransport("this machine has no RDMA device")
     matrix = _only(topology, [name for name in found if name in (wanted or found)])
-    nics = _open(verbs, matrix.nics)
+    nics = _open(verbs, matrix.nics, completions)
     return nics, _only(matrix, [nic.name for nic in nics])
 
 
@@ -39,12 +39,12 @@ def _only(matrix: Matrix, names: Sequence[str]) -> Matrix:
     return cut if cut.nics else Matrix({"cpu:0": Tiers(tuple(names))})
 
 
-def _open(verbs: Verbs, names: Sequence[str]) -> list[Nic]:
+def _open(verbs: Verbs, names: Sequence[str], completions: int) -> list[Nic]:
     opened: list[Nic] = []
     errors: list[MooncakeError] = []
     for name in names:
         try:
-            opened.append(Nic(verbs, name))
+            opened.append(Nic(verbs, name, completions))
         except NoTransport as e:
             logger.warning("a NIC is left out", nic=name, error=e.message)
             errors.append(e)

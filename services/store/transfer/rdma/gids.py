@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from services.store.transfer.rdma.verbs import GID_IB, GID_ROCE_V1, GID_ROCE_V2
@@ -35,6 +35,17 @@ def rank(entries: Iterable[Gid]) -> list[Gid]:
     link-local addresses mean something on one link only. Among equals the first of the table.
     """
     return sorted((gid for gid in entries if not gid.address.is_unspecified), key=_worth)
+
+
+def matching(ranked: Sequence[Gid], text: str, kind: int) -> Gid | None:
+    """Which of a port's addresses reaches that one, of the same kind and family: a RoCE v2 packet over IPv4 does not
+    leave from an IPv6 address."""
+    family = _family(Gid(0, text, kind))
+    return next((gid for gid in ranked if gid.kind == kind and _family(gid) == family), None)
+
+
+def _family(gid: Gid) -> tuple[int, bool]:
+    return gid.address.version, gid.address.is_link_local
 
 
 def _worth(gid: Gid) -> tuple[bool, bool, bool, bool, int]:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from pyverbs.mr import MR
 
 PORT = 1
-COMPLETIONS = 4096
+LEAST = 8
+"""Work requests that a queue pair is worth having for."""
 GIDS = 256
 READS = 16
 """RDMA READs in flight on a queue pair at most, where the device takes so many."""
@@ -32,12 +33,22 @@ class Completion(NamedTuple):
 
 
 class Nic:
-    """Owns the device's context and all that is made on it; lives on the loop. Raises NoTransport where the device
-    cannot be used."""
+    """Owns the device's context and all that is made on it; lives on the loop. ``completions``: work requests that may
+    be posted on its queue pairs together. Raises NoTransport where the device cannot be used.
 
-    def __init__(self, verbs: Verbs, name: str) -> None:
+    Each work request of a queue pair that breaks is announced, and a completion queue without room for that fails with
+    all queue pairs on it: so each pair has its share of the room (``take``) for as long as it lives.
+
+    ``lost``: the device has failed, for good.
+    """
+
+    def __init__(self, verbs: Verbs, name: str, completions: int) -> None:
         self.verbs = verbs
         self.name = name
+        self.moved = {"read": 0, "write": 0}
+        self.broken = 0
+        self.lost = False
+        self._completions = completions
         try:
             self._open()
         except verbs.Error as e:
@@ -52,17 +63,18 @@ class Nic:
         self.limits = self.context.query_device()
         port = self.context.query_port(PORT)
         self.mtu, self.lid = port.active_mtu, port.lid
-        self.gid = self._choose_gid()
+        self.gids = self._ranked_gids()
+        logger.info("address chosen", nic=self.name, gid=str(self.gid), others=[str(gid) for gid in self.gids[1:]])
         self.pd = verbs.PD(self.context)
         before = _event_files()
         self._channel = verbs.CompChannel(self.context)
         (self.fd,) = _event_files() - before
         os.set_blocking(self.fd, False)
-        size = min(COMPLETIONS, self.limits.max_cqe)
-        self.cq = verbs.CQ(self.context, size, None, self._channel, 0)
+        self._room = max(LEAST, min(self._completions, self.limits.max_cqe))
+        self.cq = verbs.CQ(self.context, self._room, None, self._channel, 0)
         self.cq.req_notify()
 
-    def _choose_gid(self) -> Gid:
+    def _ranked_gids(self) -> list[Gid]:
         try:
             table = self.context.query_gid_table(GIDS)
         except self.verbs.Error as e:
@@ -70,8 +82,37 @@ class Nic:
         ranked = rank(Gid(g.gid_index, g.gid_str(), g.gid_type) for g in table if g.port_num == PORT)
         if not ranked:
             raise NoTransport(f"RDMA device {self.name} has no address (GID)")
-        logger.info("address chosen", nic=self.name, gid=str(ranked[0]), others=[str(gid) for gid in ranked[1:]])
-        return ranked[0]
+        return ranked
+
+    @property
+    def gid(self) -> Gid:
+        """The one that peers are told first."""
+        return self.gids[0]
+
+    def readdressed(self) -> bool:
+        """Look at the addresses again: whether they have changed. Where there is none left the old ones stay: nobody
+        can be reached with them, as they find out."""
+        try:
+            gids = self._ranked_gids()
+        except NoTransport as e:
+            logger.warning("the address is gone", nic=self.name, error=e.message)
+            return False
+        if gids == self.gids:
+            return False
+        self.gids = gids
+        logger.warning("the address has changed", nic=self.name, gid=str(self.gid))
+        return True
+
+    def take(self, most: int) -> int:
+        """Room for up to ``most`` work requests, to be given back. Raises NoTransport where there is next to none."""
+        room = min(most, self._room, self.limits.max_qp_wr)
+        if room < LEAST:
+            raise NoTransport(f"the completion queue of {self.name} has room for {self._room} more work requests")
+        self._room -= room
+        return room
+
+    def give(self, room: int) -> None:
+        self._room += room
 
     @property
     def misreports(self) -> bool:
@@ -86,6 +127,8 @@ class Nic:
 
     def active(self) -> bool:
         """The port is up, as far as the device knows."""
+        if self.lost:
+            return False
         try:
             return self.context.query_port(PORT).state == PORT_ACTIVE
         except self.verbs.Error:

@@ -1,50 +1,37 @@
-"""Towards one incarnation of a peer: queue pairs, made on first use and again when they break, and what is posted."""
+"""Towards one incarnation of a peer: what is posted, what has arrived, and what a broken queue pair leaves."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from services.store.transfer.base import Op
 from services.store.transfer.batches import Job, Slice
 from services.store.transfer.endpoint import Endpoint
-from services.store.transfer.rdma.cargo import Cargo
+from services.store.transfer.rdma.cargo import Cargo, works
 from services.store.transfer.rdma.checks import Checks
+from services.store.transfer.rdma.connections import Connections
 from services.store.transfer.rdma.knowledge import Knowledge
-from services.store.transfer.rdma.messages import Call, Connect, Connected, Keep, pack, unpack_answer
-from services.store.transfer.rdma.metrics import PAIRS
+from services.store.transfer.rdma.messages import Call, pack, unpack_answer
 from services.store.transfer.rdma.nic import Nic
 from services.store.transfer.rdma.queue_pair import QueuePair
-from services.store.transfer.rdma.reaper import BACK_OFF, TRIES, Reaper
+from services.store.transfer.rdma.reaper import Reaper
 from services.store.transfer.rdma.traffic import Lane, Traffic
 from services.store.transfer.topology.health import Fault
 from services.store.transfer.topology.paths import Nics, Paths
 from services.store.transfer.wire import Kind
-from shared.errors import (
-    InternalError,
-    InvalidInput,
-    MooncakeError,
-    NoTransport,
-    PeerGone,
-    PeerRefused,
-    ProtocolError,
-    StaleIncarnation,
-)
-from shared.telemetry import log
+from shared.errors import MooncakeError, NoTransport, PeerGone, StaleIncarnation
 
 AT_ONCE = 32
 """Work requests that are posted on a lane before the loop has its turn again."""
 STALLED = 3.0
 """Seconds without a completion after which a lane in use counts as broken, whatever its device says."""
 
-logger = log("transfer.rdma")
-
 
 class Pairs(Protocol):
     """Where completions find their lane, and how many queue pairs there may be."""
 
-    def joined(self, outgoing: Outgoing, lane: Lane, pair: QueuePair) -> None: ...
+    def joined(self, outgoing: Outgoing, lane: Lane) -> None: ...
 
     def gone(self, lane: Lane) -> None: ...
 
@@ -65,20 +52,21 @@ class Outgoing:
         self.endpoint = endpoint
         self.knowledge = Knowledge()
         self.traffic: Traffic | None = None
-        self.pairs: dict[Lane, QueuePair] = {}
         self._lock = endpoint.link.work  # a condition over the engine's lock
-        self._nics = nics
         self._here = here
         self._checks = checks
         self._registry = pairs
         self._ask_owner = ask_owner
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
-        self._connecting: dict[Lane, asyncio.Task[None]] = {}
         self._reaper = Reaper(self.call, self._unreaped, self._reaped, self.give_up)
+        self._connections = Connections(self, nics, self._reaper, pairs)
         self._timer: asyncio.TimerHandle | None = None
         self._pumping = False
-        self._failures = 0
+
+    @property
+    def pairs(self) -> Mapping[Lane, QueuePair]:
+        return self._connections.pairs
 
     async def call(self, call: Call, kind: Any, timeout: float = 0.0) -> Any:
         """Raises PeerGone, DeadlineExceeded, StaleIncarnation, and what the peer answers."""
@@ -123,9 +111,8 @@ class Outgoing:
                 continue
             if (pair := self.pairs.get(lane)) is not None:
                 self._post(lane, pair)
-            elif lane not in self._connecting:
-                task = self._connecting[lane] = self._loop.create_task(self._connect(lane))
-                task.add_done_callback(lambda _, lane=lane: self._connecting.pop(lane, None))  # type: ignore[misc]
+            else:
+                self._connections.want(lane)
         self._wake_later()
 
     def _post(self, lane: Lane, pair: QueuePair) -> None:
@@ -137,7 +124,7 @@ class Outgoing:
         if len(lane.flying) == len(taken):
             lane.moved = self._loop.time()
         try:
-            pair.post([cargo.on(lane.path, lane.number << 32 | number) for number, cargo in taken])
+            pair.post(works(taken, lane.path, lane.number))
         except NoTransport as e:
             self.lost(lane, e, Fault.LOCAL)
         if lane.queue and len(lane.flying) < pair.depth:
@@ -183,7 +170,7 @@ class Outgoing:
         job, piece = cargo.job, cargo.piece
         if cargo.slots is not None:
             self._checks.arrived(cargo, self._send_check)
-        elif job.error is not None or job.request.op is Op.WRITE or cargo.reach.check == "open":
+        elif cargo.write or job.error is not None or cargo.reach.check == "open":
             piece.settle(job.error)
         elif cargo.reach.check == "ask":
             piece.kind = Kind.VERIFY
@@ -193,73 +180,28 @@ class Outgoing:
         else:
             piece.settle()
 
-    # -- connecting -------------------------------------------------------------------------------------------
+    # -- connections (their owner) ----------------------------------------------------------------------------
 
-    async def _connect(self, lane: Lane) -> None:
-        try:
-            await self._join(lane)
-            self._failures = 0
-        except NoTransport as e:
-            ours = not self._nics[lane.path.local.name].active()
-            self.lost(lane, e, Fault.LOCAL if ours else Fault.LINK)
-        except MooncakeError as e:
-            await self._unreachable(lane, e)
-        except Exception as e:  # a bug here must not leave requests waiting for their deadline
-            logger.exception("connecting failed", peer=self.endpoint.ref.id)
-            self.lost(lane, InternalError(f"connecting failed: {e!r}"), Fault.LOCAL)
-            self.give_up(InternalError(f"connecting failed: {e!r}"))
+    def grants(self) -> set[int]:
+        """WRITE grants with something under way, on every path to the peer."""
+        with self._lock:
+            mine = self.traffic.grants() if self.traffic is not None else set()
+            return mine | self.endpoint.link.grants()
 
-    async def _join(self, lane: Lane) -> None:
-        assert self.traffic is not None
-        nic = self._nics[lane.path.local.name]
-        if not nic.active():
-            raise NoTransport(f"the port of {nic.name} is down")
-        pair = QueuePair(nic, 0)
-        try:
-            with self._lock:
-                known = self.traffic.grants() | self.endpoint.link.grants()
-            connect = Connect(lane.number, lane.path.remote.name, pair.side)
-            answer: Connected = await self.call(connect, Connected)
-            pair.join(answer.side)
-        except BaseException:
-            self._drop(lane, pair)
-            raise
-        self._judge(known, answer.live)
-        if self.traffic.lanes.get(lane.path) is not lane:  # given up meanwhile
-            return self._drop(lane, pair)
-        self.pairs[lane] = pair
-        PAIRS.inc()
-        self._registry.joined(self, lane, pair)
+    def wants(self, lane: Lane) -> bool:
+        return self.traffic is not None and self.traffic.lanes.get(lane.path) is lane
+
+    def joined(self, lane: Lane, pair: QueuePair) -> None:
+        self._registry.joined(self, lane)
         self.pump()
 
-    def _drop(self, lane: Lane, pair: QueuePair) -> None:
-        """A pair that carried nothing yet; the peer may have its end."""
-        pair.close()
-        self._reaper.add(lane.number)
-
-    def _judge(self, known: set[int], live: list[int] | None) -> None:
-        """Rule: handshake. ``known`` were ours before the peer was asked."""
-        if live is not None:
-            self.refuse(known - set(live))
-
-    def refuse(self, grants: set[int]) -> None:
+    def refuse(self, grants: Iterable[int]) -> None:
         """Under no lock. Rule: writer_refuses, on every path to the peer."""
+        grants = set(grants)
         with self._lock:
             self.endpoint.link.refuse(grants)
             if self.traffic is not None:
                 self.traffic.refuse(grants)
-
-    async def _unreachable(self, lane: Lane, error: MooncakeError) -> None:
-        """The peer does not answer. A few tries, then everything for it fails."""
-        self._failures += 1
-        final = isinstance(error, StaleIncarnation | PeerRefused | ProtocolError | InvalidInput)
-        if self._failures >= TRIES or final:
-            self._failures = 0
-            self.lost(lane, error, None)
-            self.give_up(error)
-            return
-        await asyncio.sleep(BACK_OFF * 2**self._failures)
-        self.lost(lane, error, None)
 
     def give_up(self, error: MooncakeError) -> None:
         if self.traffic is None:
@@ -275,14 +217,10 @@ class Outgoing:
     def lost(self, lane: Lane, error: MooncakeError, fault: Fault | None) -> None:
         """Destroy a lane's queue pair; what it carried goes elsewhere."""
         assert self.traffic is not None
-        pair = self.pairs.pop(lane, None)
-        if pair is not None:
-            self._registry.gone(lane)
-            PAIRS.dec()
-            pair.close()
+        had = self._connections.destroy(lane)
         with self._lock:
             self.traffic.broken(lane, error, fault, self._loop.time())
-        if pair is not None:
+        if had:
             self._reaper.add(lane.number)
         self._pump_soon()
 
@@ -356,32 +294,20 @@ class Outgoing:
 
     async def keep(self) -> None:
         """Tell the peer which connections there are; reap what could not be reaped before."""
-        if self.traffic is None or not (self.pairs or self._connecting or self.traffic.unreaped):
-            return
-        if self.traffic.unreaped:
+        if self.traffic is not None and self.traffic.unreaped:
             self.reap()
-        numbers = [lane.number for lane in (*self.pairs, *self._connecting)]
-        try:
-            await self.call(Keep(numbers), None)
-        except MooncakeError:
-            pass  # found out by whoever needs it
+        await self._connections.keep()
 
     async def close(self, error: MooncakeError) -> None:
         self._reaper.close()
-        for task in self._connecting.values():
-            task.cancel()
         if self._timer is not None:
             self._timer.cancel()
         if self.traffic is None:
-            return
+            return self._connections.close()
         with self._lock:
             jobs = {cargo.job for lane in self.traffic.lanes.values() for _, cargo in lane.flying}
             self.traffic.fail(error)
-        for lane, pair in list(self.pairs.items()):
-            self.pairs.pop(lane)
-            self._registry.gone(lane)
-            PAIRS.dec()
-            pair.close()
+        self._connections.close()
         with self._lock:
             for job in jobs:
                 job.error = job.error or error

@@ -9,7 +9,6 @@ from services.store.transfer.endpoints import EndpointPool
 from services.store.transfer.rdma.metrics import NIC_BYTES, NIC_ERRORS
 from services.store.transfer.rdma.nic import Completion, Nic
 from services.store.transfer.rdma.outgoing import Outgoing
-from services.store.transfer.rdma.queue_pair import QueuePair
 from services.store.transfer.rdma.traffic import Lane
 from services.store.transfer.rdma.verbs import (
     LOC_PROT_ERR,
@@ -50,7 +49,7 @@ class Poller:
 
     # -- lanes ------------------------------------------------------------------------------------------------
 
-    def joined(self, outgoing: Outgoing, lane: Lane, pair: QueuePair) -> None:
+    def joined(self, outgoing: Outgoing, lane: Lane) -> None:
         self._lanes[lane.number] = outgoing, lane
         _, victim = self._pool.admit(lane.number, self._busy)
         if victim is not None and (entry := self._lanes.get(victim)) is not None:
@@ -94,9 +93,11 @@ class Poller:
         if status == SUCCESS:
             self._pool.touch(lane.number)
             for op, moved in outgoing.completed(lane, number).items():
+                nic.moved[op] += moved
                 NIC_BYTES.labels(nic.name, op).inc(moved)
             return
         name = status_name(status)
+        nic.broken += 1
         NIC_ERRORS.labels(nic.name, name).inc()
         logger.info("a queue pair broke", peer=outgoing.endpoint.ref.id, path=repr(lane.path), status=name)
         if status in REFUSED:

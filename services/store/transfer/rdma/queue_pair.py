@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
+from services.store.transfer.rdma.gids import Gid, matching
 from services.store.transfer.rdma.nic import PORT, Nic
 from services.store.transfer.rdma.verbs import (
     CAN_READ,
     CAN_WRITE,
-    LOCAL_WRITE,
     RC,
-    REMOTE_READ,
-    REMOTE_WRITE,
     SIGNALED,
     STATE,
     STATE_READY_TO_SEND,
@@ -23,6 +20,7 @@ from services.store.transfer.rdma.verbs import (
     WITH_SEND_OPS,
 )
 from shared.errors import NoTransport
+from shared.telemetry import log
 
 DEPTH = 128
 """Work requests that may be posted on a queue pair at one time."""
@@ -35,11 +33,14 @@ Ports that go down are known at once; this is for what breaks in between, and a 
 RETRIES = 7
 RECEIVER_NOT_READY = 12
 
+logger = log("transfer.rdma")
+
 
 class Side(msgspec.Struct, frozen=True):
     """One end of a connection, as the other end has to know it."""
 
     gid: str
+    kind: int
     lid: int
     pair: int
     sequence: int
@@ -47,35 +48,35 @@ class Side(msgspec.Struct, frozen=True):
     reads: int
 
 
-class Work(NamedTuple):
-    """One READ or WRITE of ``length`` bytes of one memory region at each end."""
-
-    id: int
-    write: bool
-    local: int
-    local_key: int
-    remote: int
-    remote_key: int
-    length: int
+Work = tuple[int, bool, int, int, int, int, int]
+"""One READ or WRITE (then True) of one memory region at each end: id, write, address and key here, address and key
+there, length."""
 
 
 class QueuePair:
-    """Belongs to one NIC. ``allow``: what the peer may do over it (0: nothing, it only answers us). Raises NoTransport
-    where the NIC has no more."""
+    """Belongs to one NIC. ``other``: the end that it is to be joined to, which then initiates everything; None: this
+    one does. ``allow``: what the other end may do. Raises NoTransport where the NIC has no more, or cannot reach it."""
 
-    def __init__(self, nic: Nic, allow: int) -> None:
+    def __init__(self, nic: Nic, other: Side | None = None, allow: int = 0) -> None:
         self.nic = nic
         self._allow = allow
         self._sequence = secrets.randbits(24)
-        verbs = nic.verbs
-        depth = min(DEPTH, nic.limits.max_qp_wr)
-        self.depth = depth
+        self.gid = nic.gid if other is None else _reaching(nic, other)
+        self.depth = nic.take(DEPTH) if other is None else 0
+        try:
+            self._make()
+        except NoTransport:
+            nic.give(self.depth)
+            raise
+
+    def _make(self) -> None:
+        nic, verbs = self.nic, self.nic.verbs
         try:
             wanted = verbs.QPInitAttrEx(
                 qp_type=RC,
                 scq=nic.cq,
                 rcq=nic.cq,
-                cap=verbs.QPCap(max_send_wr=depth, max_recv_wr=1),
+                cap=verbs.QPCap(max_send_wr=max(1, self.depth), max_recv_wr=1),
                 comp_mask=WITH_PD | WITH_SEND_OPS,
                 pd=nic.pd,
                 send_ops_flags=CAN_READ | CAN_WRITE,
@@ -89,7 +90,7 @@ class QueuePair:
     @property
     def side(self) -> Side:
         nic = self.nic
-        return Side(nic.gid.text, nic.lid, self.number, self._sequence, nic.mtu, nic.reads)
+        return Side(self.gid.text, self.gid.kind, nic.lid, self.number, self._sequence, nic.mtu, nic.reads)
 
     def join(self, other: Side) -> None:
         """Connect; ready to carry when the other end has joined too. Raises NoTransport."""
@@ -102,7 +103,7 @@ class QueuePair:
         attr.min_rnr_timer, attr.timeout = RECEIVER_NOT_READY, TIMEOUT
         attr.retry_cnt = attr.rnr_retry = RETRIES
         try:
-            route = verbs.GlobalRoute(dgid=verbs.GID(other.gid), sgid_index=nic.gid.number, hop_limit=HOPS)
+            route = verbs.GlobalRoute(dgid=verbs.GID(other.gid), sgid_index=self.gid.number, hop_limit=HOPS)
             attr.ah_attr = verbs.AHAttr(port_num=PORT, is_global=1, gr=route, dlid=other.lid)
             self._qp.to_rts(attr)
         except (verbs.Error, OverflowError, ValueError) as e:
@@ -111,26 +112,34 @@ class QueuePair:
     def post(self, works: Sequence[Work]) -> None:
         """All in one go. Only some and the last are announced when done: they are done in order, so each stands for all
         before it; a failure is always announced. Raises NoTransport: none was posted."""
-        qp, sge = self._qp, self._sge
-        last, since, size = len(works) - 1, 0, 0
         try:
-            qp.wr_start()
-            for index, work in enumerate(works):
-                qp.wr_id = work.id
-                since, size = since + 1, size + work.length
-                announced = index == last or since >= ANNOUNCED or size >= ANNOUNCED_BYTES
-                qp.wr_flags = SIGNALED if announced else 0
-                if announced:
-                    since = size = 0
-                if work.write:
-                    qp.wr_rdma_write(work.remote_key, work.remote)
-                else:
-                    qp.wr_rdma_read(work.remote_key, work.remote)
-                sge.addr, sge.length, sge.lkey = work.local, work.length, work.local_key
-                qp.wr_set_sge(sge)
-            qp.wr_complete()
+            self._qp.wr_start()
+            self._fill(works)
+            self._ring()
         except self.nic.verbs.Error as e:
             raise NoTransport(f"posting on {self.nic.name} failed: {e}") from e
+
+    def _fill(self, works: Sequence[Work]) -> None:
+        qp, sge = self._qp, self._sge
+        last, since, size = len(works) - 1, 0, 0
+        for index, (id, write, local, local_key, remote, remote_key, length) in enumerate(works):
+            qp.wr_id = id
+            since, size = since + 1, size + length
+            if index == last or since >= ANNOUNCED or size >= ANNOUNCED_BYTES:
+                qp.wr_flags = SIGNALED
+                since = size = 0
+            else:
+                qp.wr_flags = 0
+            if write:
+                qp.wr_rdma_write(remote_key, remote)
+            else:
+                qp.wr_rdma_read(remote_key, remote)
+            sge.addr, sge.length, sge.lkey = local, length, local_key
+            qp.wr_set_sge(sge)
+
+    def _ring(self) -> None:
+        """The device takes what was filled in: the part of posting that is not ours."""
+        self._qp.wr_complete()
 
     def working(self) -> bool:
         """Not broken, as the device sees it."""
@@ -145,7 +154,20 @@ class QueuePair:
             self._qp.close()
         except self.nic.verbs.Error as e:
             raise NoTransport(f"a queue pair on {self.nic.name} cannot be destroyed: {e}") from e
+        self.nic.give(self.depth)
+        self.depth = 0
+
+    def end(self) -> None:
+        """As ``close``. A device that does not let go of a queue pair has failed: nothing is sent over it any more."""
+        try:
+            self.close()
+        except NoTransport as e:
+            logger.error("the device failed", nic=self.nic.name, error=e.message)
+            self.nic.lost = True
 
 
-MAY_BE_READ = LOCAL_WRITE | REMOTE_READ
-MAY_BE_USED = LOCAL_WRITE | REMOTE_READ | REMOTE_WRITE
+def _reaching(nic: Nic, other: Side) -> Gid:
+    gid = matching(nic.gids, other.gid, other.kind)
+    if gid is None:
+        raise NoTransport(f"no address of {nic.name} reaches {Gid(0, other.gid, other.kind)}")
+    return gid

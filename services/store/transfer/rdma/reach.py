@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
@@ -40,7 +41,7 @@ class Place(NamedTuple):
     keys: Keys
 
 
-class Reach(msgspec.Struct, frozen=True):
+class Reach(msgspec.Struct, frozen=True, dict=True):
     """A segment. ``parts`` lie one behind the other and cover it. ``check``: what a READ has to be followed by: "open"
     (nothing), "table" (the generations are compared), "ask" (the owner is asked)."""
 
@@ -68,7 +69,7 @@ class Reach(msgspec.Struct, frozen=True):
             raise ProtocolError(f"the table of generations of segment {self.name} does not cover it")
         return self
 
-    @property
+    @cached_property
     def starts(self) -> list[int]:
         return [part.offset for part in self.parts]
 

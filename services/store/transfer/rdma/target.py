@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,11 +98,11 @@ class Target:
             raise InvalidInput(f"connection {call.number} is there already", field="number")
         if len(self._pairs) >= MOST:
             raise NoTransport(f"{MOST} queue pairs are in use")
-        pair = QueuePair(nic, LOCAL_WRITE | REMOTE_READ | REMOTE_WRITE)
+        pair = QueuePair(nic, call.side, LOCAL_WRITE | REMOTE_READ | REMOTE_WRITE)
         try:
             pair.join(call.side)
         except BaseException:
-            pair.close()
+            pair.end()
             raise
         self._pairs[peer, call.number] = Incoming(pair, _now())
         PAIRS.inc()
@@ -119,6 +119,10 @@ class Target:
         """Those that reach us by a NIC."""
         return {peer for (peer, _), incoming in self._pairs.items() if incoming.pair.nic.name == nic}
 
+    def held(self) -> Iterator[str]:
+        """The NIC of each queue pair."""
+        return (incoming.pair.nic.name for incoming in self._pairs.values())
+
     def destroy(self, peer: Ref) -> None:
         """All our ends from ``peer``; nothing of them can land any more when this returns (``own_side``)."""
         self._close(lambda who, _: who == peer)
@@ -127,16 +131,30 @@ class Target:
         """Peers that died without a word."""
         over = _now() - SILENCE
         silent = {key for key, incoming in self._pairs.items() if incoming.heard < over}
-        self._close(lambda who, number: (who, number) in silent)
+        self._try_to_close(lambda who, number: (who, number) in silent)
 
     def _close(self, which: Callable[[Ref, int], bool]) -> None:
+        """Raises NoTransport where one of them could not be destroyed: it stays, and is tried again."""
+        failed: NoTransport | None = None
         for key in [key for key in self._pairs if which(*key)]:
-            self._pairs[key].pair.close()
+            try:
+                self._pairs[key].pair.close()
+            except NoTransport as e:
+                failed = e
+                continue
             del self._pairs[key]
             PAIRS.dec()
+        if failed is not None:
+            raise failed
+
+    def _try_to_close(self, which: Callable[[Ref, int], bool]) -> None:
+        try:
+            self._close(which)
+        except NoTransport as e:
+            logger.error("the device failed", error=e.message)
 
     def close(self) -> None:
-        self._close(lambda who, number: True)
+        self._try_to_close(lambda who, number: True)
 
 
 def merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

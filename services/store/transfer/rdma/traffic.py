@@ -50,7 +50,7 @@ class Lost:
     """WRITEs of a broken lane: their grants count as in flight until it is reaped; those in ``cargos`` may go again."""
 
     def __init__(self, cargos: list[Cargo]) -> None:
-        self.grants = [cargo.request.grant for cargo in cargos]
+        self.grants = [cargo.grant for cargo in cargos]
         self.cargos = cargos
 
 
@@ -101,35 +101,49 @@ class Traffic:
     def take(self, lane: Lane, most: int) -> list[tuple[int, Cargo]]:
         """Cargos to post on the lane now, numbered. They are flying from here on."""
         taken: list[tuple[int, Cargo]] = []
-        while lane.queue and len(taken) < most:
-            cargo = lane.queue.popleft()
-            error = cargo.job.error or self._refusal(cargo)
+        posted: dict[int, int] = {}
+        queue, number = lane.queue, lane.sent
+        while queue and len(taken) < most:
+            cargo = queue.popleft()
+            error = cargo.job.error or (self._refusal(cargo) if cargo.write else None)
             if error is not None:
                 self._settle(lane.path, cargo, error)
                 continue
             cargo.job.status = Status.PENDING
             if cargo.write:
-                self.ledger.post(cargo.request.grant)
-            lane.sent += 1
-            lane.flying.append((lane.sent, cargo))
-            taken.append((lane.sent, cargo))
+                posted[cargo.grant] = posted.get(cargo.grant, 0) + 1
+            number += 1
+            taken.append((number, cargo))
+        lane.sent = number
+        lane.flying.extend(taken)
+        for grant, slices in posted.items():
+            self.ledger.post(grant, slices)
         return taken
 
     # -- completions ----------------------------------------------------------------------------------------
 
     def completed(self, lane: Lane, number: int) -> dict[str, int]:
         """All up to ``number`` have arrived; how many bytes they are, by operation."""
-        moved: dict[str, int] = {}
-        while lane.flying and lane.flying[0][0] <= number:
-            _, cargo = lane.flying.popleft()
+        flying, over = lane.flying, list[Cargo]()
+        while flying and flying[0][0] <= number:
+            over.append(flying.popleft()[1])
+        if not over:
+            return {}
+        landed: dict[int, int] = {}
+        read = written = 0
+        for cargo in over:
             if cargo.write:
-                self.ledger.land(cargo.request.grant)
-            self.paths.settled(lane.path, cargo.length)
-            self.paths.worked(lane.path, cargo.length)
-            op = cargo.request.op.value
-            moved[op] = moved.get(op, 0) + cargo.length
+                landed[cargo.grant] = landed.get(cargo.grant, 0) + 1
+                written += cargo.length
+            else:
+                read += cargo.length
+        for grant, slices in landed.items():
+            self.ledger.land(grant, slices)
+        self.paths.settled(lane.path, read + written, len(over))
+        self.paths.worked(lane.path, read + written)
+        for cargo in over:
             self._arrived(cargo)
-        return moved
+        return {op.value: moved for op, moved in ((Op.READ, read), (Op.WRITE, written)) if moved}
 
     def refused(self, lane: Lane, number: int, error: MooncakeError) -> None:
         """The peer's NIC refused work ``number`` (the queue pair is broken with it): that one fails for good."""
@@ -137,7 +151,7 @@ class Traffic:
         if lane.flying and lane.flying[0][0] == number:
             _, cargo = lane.flying.popleft()
             if cargo.write:
-                self.ledger.land(cargo.request.grant)  # not a byte of it was placed
+                self.ledger.land(cargo.grant)  # not a byte of it was placed
             self.paths.settled(lane.path, cargo.length)
             cargo.refuse(error)
 
@@ -186,7 +200,7 @@ class Traffic:
     def grants(self) -> set[int]:
         """WRITE grants of all that is under way or awaits its outcome."""
         cargos = [*self.waiting, *(cargo for lane in self.lanes.values() for cargo in lane.queue)]
-        return {cargo.request.grant for cargo in cargos if cargo.write} | self.ledger.outstanding()
+        return {cargo.grant for cargo in cargos if cargo.write} | self.ledger.outstanding()
 
     def expire(self, jobs: Iterable[Job], error: MooncakeError) -> list[Lane]:
         """Give jobs up. The lanes to destroy, on which some of them are flying; the rest is settled."""
@@ -211,7 +225,7 @@ class Traffic:
     # -- inside -----------------------------------------------------------------------------------------------
 
     def _refusal(self, cargo: Cargo) -> MooncakeError | None:
-        refused = cargo.request.op is Op.WRITE and self.ledger.refuses(cargo.request.grant)
+        refused = cargo.write and self.ledger.refuses(cargo.grant)
         return _fenced() if refused else None
 
     def _settle(self, path: Path, cargo: Cargo, error: MooncakeError) -> None:

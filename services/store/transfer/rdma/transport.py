@@ -7,6 +7,7 @@ loop sleeps on. What is done for one event is bounded, so that calls and engines
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,14 +18,16 @@ from services.store.transfer.rdma import messages
 from services.store.transfer.rdma.checks import Checks
 from services.store.transfer.rdma.cutting import cargos_of
 from services.store.transfer.rdma.devices import open_all
-from services.store.transfer.rdma.metrics import NIC_ACTIVE
 from services.store.transfer.rdma.nic import Nic
 from services.store.transfer.rdma.outgoing import Outgoing
 from services.store.transfer.rdma.poller import Poller
+from services.store.transfer.rdma.ports import Ports
+from services.store.transfer.rdma.queue_pair import DEPTH
 from services.store.transfer.rdma.reach import Reach
 from services.store.transfer.rdma.regions import Regions
+from services.store.transfer.rdma.status import record_of, show
 from services.store.transfer.rdma.target import Target
-from services.store.transfer.rdma.verbs import DEVICE_FATAL, LOCAL_WRITE, PORT_WENT_DOWN, PORT_WENT_UP
+from services.store.transfer.rdma.verbs import LOCAL_WRITE
 from services.store.transfer.segments import Segment
 from services.store.transfer.topology.discovery import discover
 from services.store.transfer.topology.matrix import Matrix
@@ -32,6 +35,7 @@ from services.store.transfer.topology.paths import Nics
 from services.store.transfer.topology.slices import slice_size
 from shared.errors import MooncakeError, NoTransport
 from shared.messages import Ref
+from shared.records import NicRecord
 from shared.tasks import end
 from shared.telemetry import log
 
@@ -79,14 +83,17 @@ class Rdma:
         self._regions: Regions | None = None
         self._target: Target | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._active: dict[str, bool] = {}
+        self._ports = Ports((), self._turned)
+        self._completions = pairs * DEPTH
 
     # -- life -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Open the devices and begin to register memory. Raises ConfigError, NoTransport; ``why`` keeps the reason."""
         try:
-            nics, matrix = open_all(self._wanted, self._topology if self._topology is not None else discover())
+            nics, matrix = open_all(
+                self._wanted, self._topology if self._topology is not None else discover(), self._completions
+            )
         except MooncakeError as e:
             self.why = e.message
             raise
@@ -97,9 +104,9 @@ class Rdma:
         for nic in nics:
             self._held.append(nic.register(self._checks.address, self._checks.size, LOCAL_WRITE))
             self._checks.keys[nic.name] = self._held[-1].lkey
-            self._active[nic.name] = True
-            loop.add_reader(nic.events_fd, self._event, nic)
         self._poller.start(nics)
+        self._ports = Ports(nics, self._turned)
+        self._ports.start()
         self._regions = Regions(nics, type(self._guard) is OpenGuard)
         self._target = Target(self._nics, matrix, self._regions, self._guard)
         for segment in self._early:
@@ -119,8 +126,8 @@ class Rdma:
         for region in self._held:
             region.close()
         self._poller.close()
+        self._ports.close()
         for nic in self._nics.values():
-            asyncio.get_running_loop().remove_reader(nic.events_fd)
             nic.close()
 
     async def _tick(self) -> None:
@@ -132,30 +139,15 @@ class Rdma:
             await asyncio.gather(*(outgoing.keep() for outgoing in self._outgoing.values()))
 
     async def _watch(self) -> None:
-        """Ports are looked at now and then, should an event be missed; and lanes, should a device never say how a work
-        request ended."""
+        """Ports are looked at now and then; and lanes, should a device never say how a work request ended."""
         while True:
             for outgoing in self._outgoing.values():
                 outgoing.look()
-            for nic in self._nics.values():
-                self._turned(nic.name, nic.active())
+            self._ports.look()
+            show(self.nics())
             await asyncio.sleep(WATCH)
 
-    def _event(self, nic: Nic) -> None:
-        """What a device says of itself: a lost link is known here before retries are over."""
-        for event in nic.events():
-            if event in (PORT_WENT_UP, PORT_WENT_DOWN):
-                self._turned(nic.name, nic.active())
-            elif event == DEVICE_FATAL:
-                logger.error("the device failed", nic=nic.name)
-                self._turned(nic.name, False)
-
     def _turned(self, name: str, up: bool) -> None:
-        NIC_ACTIVE.labels(name).set(up)
-        if up == self._active[name]:
-            return
-        self._active[name] = up
-        logger.warning("a port went up" if up else "a port went down", nic=name)
         if up:
             self._here.up(name)
         else:
@@ -283,8 +275,15 @@ class Rdma:
         if self._target is not None:
             self._target.destroy(peer)
 
-    def status(self) -> dict[str, float]:
-        """What is held now."""
-        pairs = sum(len(outgoing.pairs) for outgoing in self._outgoing.values())
-        registered, wanted = self._regions.progress() if self._regions is not None else (0, 0)
-        return {"pairs": pairs + len(self._target or ()), "registered": registered, "to_register": wanted}
+    def nics(self) -> list[NicRecord]:
+        """The devices in use, and what they did and hold."""
+        pairs = Counter(lane.path.local.name for outgoing in self._outgoing.values() for lane in outgoing.pairs)
+        pairs.update(self._target.held() if self._target is not None else ())
+        now, up = asyncio.get_running_loop().time(), self._ports.up
+        return [
+            record_of(nic, self._here.by_name[name], up[name], pairs[name], now) for name, nic in self._nics.items()
+        ]
+
+    def registered(self) -> tuple[int, int]:
+        """(bytes registered, bytes to register) of memory that peers may read."""
+        return self._regions.progress() if self._regions is not None else (0, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from pyverbs.wr import SGE
 
 DISTRIBUTION = ("/usr/lib/python3/dist-packages",)
+REMOVED = "RDMAV_ALLOW_DISASSOC_DESTROY"
+"""To libibverbs: what is destroyed on a device that was removed counts as destroyed, for it is."""
 APT = "apt install python3-pyverbs ibverbs-providers"
 
 # What the verbs interface calls them; the numbers are part of its ABI.
@@ -32,7 +35,7 @@ STATE, STATE_READY_TO_SEND = 1, 3
 SOFT_ROCE = 0xFFFFFF
 PORT_ACTIVE = 4
 GID_IB, GID_ROCE_V1, GID_ROCE_V2 = 0, 1, 2
-DEVICE_FATAL, PORT_WENT_UP, PORT_WENT_DOWN = 8, 9, 10
+CQ_ERROR, DEVICE_FATAL, PORT_WENT_UP, PORT_WENT_DOWN, GID_CHANGED = 0, 8, 9, 10, 18
 WITH_PD, WITH_SEND_OPS = 1, 64
 CAN_WRITE, CAN_READ = 1, 16
 SUCCESS, LOC_PROT_ERR, FLUSHED, REM_INV_REQ_ERR, REM_ACCESS_ERR, REM_OP_ERR = 0, 4, 5, 9, 10, 11
@@ -79,6 +82,7 @@ def load() -> Verbs:
         raise ConfigError(f"RDMA needs pyverbs, which is not installed ({APT})", field="transports")
     if why := unloadable(spec):
         raise ConfigError(why, field="transports")
+    os.environ.setdefault(REMOVED, "1")
     try:
         if "pyverbs" not in sys.modules:
             module = importlib.util.module_from_spec(spec)

@@ -212,9 +212,9 @@ class Paths:
         path.local.queued += length
         path.remote.queued += length
 
-    def settled(self, path: Path, length: int) -> None:
-        """It is on its way no more, whatever became of it."""
-        path.open -= 1
+    def settled(self, path: Path, length: int, slices: int = 1) -> None:
+        """They are on their way no more, whatever became of them; ``length`` bytes together."""
+        path.open -= slices
         path.local.queued -= length
         path.remote.queued -= length
 
