@@ -18,13 +18,15 @@ from benchmarks.store_budgets import sized
 GUEST = Path(os.environ.get("RDMA_VM", ROOT.parent / "shared/tools/rdma-vm"))
 PACKAGES = ("perftest", "libibumad3", "libpci3", "librdmacm1", "libibverbs1", "libnl-3-200", "libnl-route-3-200")
 SPEED, CPU = 0.9, 10.0
-ROUNDS = 3
-LIMIT = 420
+ROUNDS, PULLS = 3, 5
+LIMIT = 590
 
 
 def measure() -> list[Row]:
     try:
-        return [line for case in in_guest() for line in rows_of(case)]
+        found = in_guest()
+        cases = [line for case in found["cases"] for line in rows_of(case)]
+        return cases + [line for case in found["cables"] for line in rows_of_cable(case)]
     except Missing as e:
         return [_not_run(f"rdma >= {SPEED:.0%} of ib_write_bw", str(e)), _not_run(f"rdma <= {CPU:g} us", str(e))]
 
@@ -33,36 +35,52 @@ def _not_run(what: str, why: str) -> Row:
     return Row(f"budget, {what}", "rdma / ib_write_bw", None, "x", note=f"not run: {why}", budget=SPEED)
 
 
-def in_guest() -> list[dict[str, Any]]:
+def in_guest() -> dict[str, list[dict[str, Any]]]:
     """What :mod:`benchmarks.peers.rdma_guest` printed. Raises Missing."""
     if importlib.util.find_spec("services.store.transfer.rdma") is None:
         raise Missing("this build has no RDMA transport")
     if not os.access(GUEST, os.X_OK):
         raise Missing(f"there is no {GUEST.name} (RDMA_VM=PATH names what starts a guest with RDMA devices)")
     libraries = os.pathsep.join(unpacked(*PACKAGES))
-    inside = [sys.executable, "-m", "benchmarks.peers.rdma_guest", str(LIBRARIES / "usr/bin/ib_write_bw"), str(ROUNDS)]
+    counts = [str(ROUNDS), str(PULLS)]
+    inside = [sys.executable, "-m", "benchmarks.peers.rdma_guest", str(LIBRARIES / "usr/bin/ib_write_bw"), *counts]
     env = [f"--env=LD_LIBRARY_PATH={libraries}", f"--env=PYTHONPATH={ROOT}"]
-    flags = ["--nics", "2", "--memory", "2048", "--timeout", str(LIMIT), "--dir", str(ROOT), *env]
+    flags = ["--nics", "4", "--memory", "2048", "--timeout", str(LIMIT), "--dir", str(ROOT), *env]
     done = subprocess.run([str(GUEST), *flags, "--", *inside], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         said = [line for line in done.stderr.splitlines() if line.strip()]
         raise Missing(f"the guest ended with {done.returncode}: {said[-1] if said else 'it said nothing'}")
-    found: list[dict[str, Any]] = json.loads(lines[-1])
+    found: dict[str, list[dict[str, Any]]] = json.loads(lines[-1])
     return found
 
 
 def rows_of(case: dict[str, Any]) -> list[Row]:
-    """Speeds of both, their ratio round by round, and CPU for each work request."""
+    """Speeds of both, their ratio round by round, and what each work request takes."""
     what = f"write {sized(case['size'])} x {case['count']}"
     ours, theirs = [one["speed"] for one in case["ours"]], case["perftest"]
     works = sum(one["works"] for one in case["ours"])
-    each = [1e6 * one["cpu"] / one["works"] for one in case["ours"]]
+    each = [1e6 * one["own"] / one["works"] for one in case["ours"]]
+    all_of_it = [1e6 * one["cpu"] / one["works"] for one in case["ours"]]
     shares = [a / b for a, b in zip(ours, theirs, strict=True)]
     ratios = row(f"budget, rdma >= 90 % of ib_write_bw: {what}", "rdma / ib_write_bw", shares, "x")
     ratios.budget, ratios.met = SPEED, (ratios.value or 0) >= SPEED
-    note = f"{works} work requests; user and system, which has the copies of the software NIC: no more than a bound"
+    note = f"{works} work requests; post, poll and account, without the system calls in which the software NIC works"
     cpu = row(f"budget, user CPU of a work request <= 10 us: {what}", "rdma", each, "us", note=note)
-    cpu.budget, cpu.met = CPU, True if cpu.value is not None and cpu.value <= CPU else None
+    cpu.budget, cpu.met = CPU, (cpu.value or 0) <= CPU
+    whole = row(
+        f"rdma: CPU of a work request: {what}", "rdma", all_of_it, "us", note="all of it, the software NIC's copies too"
+    )
     speeds = [row(f"rdma: {what}", name, s, "MiB/s") for name, s in (("rdma", ours), ("ib_write_bw", theirs))]
-    return [ratios, cpu, *speeds]
+    return [ratios, cpu, whole, *speeds]
+
+
+def rows_of_cable(case: dict[str, Any]) -> list[Row]:
+    """Seconds of a transfer without and with a cable pulled in the middle, and what is lost, pair by pair."""
+    what = f"rdma: {case['op']} {sized(case['size'])} over 2 NICs at each end"
+    lost = [pulled - plain for plain, pulled in zip(case["plain"], case["pulled"], strict=True)]
+    return [
+        row(what, "no cable pulled", case["plain"], "s"),
+        row(what, "a cable pulled in the middle", case["pulled"], "s"),
+        row(what, "lost by it", lost, "s", note="each against the transfer right before it"),
+    ]

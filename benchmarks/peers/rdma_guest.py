@@ -1,14 +1,15 @@
-"""In the RDMA guest: WRITEs of this project's engine beside ``ib_write_bw``, round by round, over the same two devices.
+"""In the RDMA guest: WRITEs of this engine beside ``ib_write_bw``, and transfers in the middle of which a cable is pulled.
 
-Prints one JSON line: for each case the MiB/s of both in each round, and CPU seconds and work requests of ours. The
-guest counts no time as user's, so CPU seconds are of user and system, and system calls are dear there.
+Both movers use the same two devices, round by round; cables are pulled from two devices at each end. Prints one JSON
+line: for each case the MiB/s of both in each round, and what a work request takes; for each operation the seconds of
+each round without and with a cable pulled. The guest counts no time as user's, so what we do for a work request is
+timed where it is done (:class:`Posting`), and CPU seconds besides are of user and system.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import json
 import re
 import subprocess
@@ -17,6 +18,8 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
+from benchmarks.peers.cables import carry
+from benchmarks.peers.rdma_posting import Posting
 from benchmarks.transfer import SECRET, TARGET, Pool, nobody
 from services.store.transfer.base import Op, Peer, Request, Status
 from services.store.transfer.engine import Engine
@@ -24,27 +27,33 @@ from services.store.transfer.policy import TransportPolicy
 from shared.messages import Ref
 
 HERE, THERE, THERE_ADDRESS = "rxe0", "rxe1", "10.77.0.2"
+BOTH_HERE, BOTH_THERE = "rxe0,rxe2", "rxe1,rxe3"
+PULLED = 2
+"""The cable of ``rxe2``, ours."""
 KIB, MIB = 1 << 10, 1 << 20
-CASES = ((16 * KIB, 512), (64 * KIB, 512), (MIB, 48))
+CASES = ((16 * KIB, 512), (64 * KIB, 512), (MIB, 48), (4 * MIB, 16))
 """(bytes of a request, how many in a batch)."""
 APART = 2
 """Requests lie so many times their size apart, so that none is carried together with the next."""
 TIMEOUT = 120.0
 DURATION, MARGIN = 4, 1
+LONG = 64 * MIB
+"""Of a transfer in which a cable is pulled, after PART of it, in requests of 1 MiB."""
+PART = 16 * MIB
 ITERATIONS = re.compile(r"^\s*(\d+)\s+(\d+)\s+[\d.]+\s+[\d.]+\s", re.MULTILINE)
 """Of perftest's table: bytes, iterations. Its own speed is wrong where /proc/cpuinfo tells no clock rate, as here."""
 
 
-def engine(ref: Ref, peers: dict[str, Peer], device: str) -> Engine:
+def engine(ref: Ref, peers: dict[str, Peer], devices: str) -> Engine:
     async def resolve(id: str) -> Peer:
         return peers[id] if id in peers else await nobody(id)
 
-    options: dict[str, Any] = {"rdma_devices": (device,), "connect_timeout": 20.0}
+    options: dict[str, Any] = {"rdma_devices": devices.split(","), "connect_timeout": 20.0}
     return Engine(ref, secret=SECRET, resolve=resolve, policy=TransportPolicy.parse("require:rdma"), **options)
 
 
-async def serve() -> None:
-    pool, target = Pool(), engine(TARGET, {}, THERE)
+async def serve(devices: str) -> None:
+    pool, target = Pool(), engine(TARGET, {}, devices)
     target.register_local_memory(pool.view, name="pool", fd=pool.fd)
     await target.start()
     peer = target.peer()
@@ -54,9 +63,9 @@ async def serve() -> None:
 
 
 @contextlib.contextmanager
-def target() -> Iterator[Peer]:
+def target(devices: str) -> Iterator[Peer]:
     """A process of its own."""
-    command = [sys.executable, "-m", "benchmarks.peers.rdma_guest", "--serve"]
+    command = [sys.executable, "-m", "benchmarks.peers.rdma_guest", "--serve", devices]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None and child.stdin is not None
         yield Peer(TARGET, *json.loads(child.stdout.readline()))
@@ -64,9 +73,9 @@ def target() -> Iterator[Peer]:
 
 
 @contextlib.asynccontextmanager
-async def mover(peer: Peer) -> AsyncIterator[Engine]:
+async def mover(peer: Peer, devices: str) -> AsyncIterator[Engine]:
     """Our end, its pool registered."""
-    pool, ours = Pool(), engine(Ref("mover", 2), {TARGET.id: peer}, HERE)
+    pool, ours = Pool(), engine(Ref("mover", 2), {TARGET.id: peer}, devices)
     await ours.start()
     ours.register_local_memory(pool.view, name="pool", fd=pool.fd)
     try:
@@ -75,30 +84,24 @@ async def mover(peer: Peer) -> AsyncIterator[Engine]:
         await ours.close()
 
 
-class Posted:
-    """Counts the work requests that this process posts."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        pairs: Any = importlib.import_module("services.store.transfer.rdma.queue_pair").QueuePair
-        plain = pairs.post
-
-        def post(pair: object, works: Sequence[object]) -> None:
-            self.count += len(works)
-            plain(pair, works)
-
-        pairs.post = post
-
-
-async def moved(ours: Engine, size: int, count: int, posted: Posted) -> dict[str, float]:
-    places = [n * APART * size for n in range(count)]
-    requests = [Request(Op.WRITE, "pool", at, TARGET, "pool", at, size) for at in places]
-    before, cpu, begin = posted.count, time.process_time(), time.perf_counter()
+async def carried(ours: Engine, requests: Sequence[Request]) -> float:
+    """Seconds. Raises RuntimeError."""
+    begin = time.perf_counter()
     results = await ours.transfer(requests, TIMEOUT)
-    seconds, used = time.perf_counter() - begin, time.process_time() - cpu
+    seconds = time.perf_counter() - begin
     if any(r.status is not Status.COMPLETED or r.transport != "rdma" for r in results):
         raise RuntimeError(str(next((r.error for r in results if r.error), "not carried by rdma")))
-    return {"speed": size * count / MIB / seconds, "cpu": used, "works": posted.count - before}
+    return seconds
+
+
+async def moved(ours: Engine, size: int, count: int, posting: Posting) -> dict[str, float]:
+    places = [n * APART * size for n in range(count)]
+    requests = [Request(Op.WRITE, "pool", at, TARGET, "pool", at, size) for at in places]
+    before, spent, cpu = posting.count, posting.seconds, time.process_time()
+    seconds = await carried(ours, requests)
+    used = time.process_time() - cpu
+    works, own = posting.count - before, posting.seconds - spent
+    return {"speed": size * count / MIB / seconds, "cpu": used, "own": own, "works": works}
 
 
 def perftest(program: str, size: int) -> float:
@@ -121,25 +124,67 @@ def perftest(program: str, size: int) -> float:
 
 
 async def measure(peer: Peer, program: str, rounds: int) -> list[dict[str, Any]]:
-    posted, out = Posted(), []
-    async with mover(peer) as ours:
+    posting, out = Posting(), []
+    async with mover(peer, HERE) as ours:
         for size, count in CASES:
-            await moved(ours, size, count, posted)  # registers, connects
+            await moved(ours, size, count, posting)  # registers, connects
             case: dict[str, Any] = {"size": size, "count": count, "ours": [], "perftest": []}
             for _ in range(rounds):
-                case["ours"].append(await moved(ours, size, count, posted))
+                case["ours"].append(await moved(ours, size, count, posting))
                 case["perftest"].append(await asyncio.to_thread(perftest, program, size))
             out.append(case)
     return out
 
 
+# -- a cable pulled in the middle ------------------------------------------------------------------------------
+
+
+async def measure_pulled(peer: Peer, rounds: int) -> list[dict[str, Any]]:
+    out = []
+    async with mover(peer, BOTH_HERE) as ours:
+        for op in (Op.READ, Op.WRITE):
+            requests = [Request(op, "pool", at, TARGET, "pool", at, MIB) for at in range(0, LONG, MIB)]
+            case: dict[str, Any] = {"op": op.value, "size": LONG, "plain": [], "pulled": []}
+            await carried(ours, requests)
+            for _ in range(rounds):
+                case["plain"].append(await carried(ours, requests))
+                case["pulled"].append(await pulled(ours, requests))
+            out.append(case)
+    return out
+
+
+async def pulled(ours: Engine, requests: Sequence[Request]) -> float:
+    """Seconds with a cable pulled after a part; it is plugged again, and both NICs are at work, when this returns."""
+    before = sum(through(ours))
+    running = asyncio.create_task(carried(ours, requests))
+    while sum(through(ours)) - before < PART:  # noqa: ASYNC110  (nothing tells when)
+        await asyncio.sleep(0.005)
+    carry(f"port{PULLED}", False)
+    seconds = await running
+    carry(f"port{PULLED}", True)
+    begun, used = time.monotonic(), through(ours)
+    while not all(now > then for now, then in zip(through(ours), used, strict=True)):
+        if time.monotonic() - begun > TIMEOUT:
+            raise RuntimeError("a NIC whose cable is plugged again is not used")
+        await carried(ours, requests[:8])
+        await asyncio.sleep(0.1)
+    return seconds
+
+
+def through(ours: Engine) -> list[int]:
+    """Bytes that each NIC has moved."""
+    return [nic.read + nic.written for nic in ours.nics()]
+
+
 def main() -> None:
     if "--serve" in sys.argv:
-        asyncio.run(serve())
-    else:
-        with target() as peer:
-            found = asyncio.run(measure(peer, sys.argv[1], int(sys.argv[2])))
-        print(json.dumps(found), flush=True)
+        return asyncio.run(serve(sys.argv[-1]))
+    program, rounds, pulls = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    with target(THERE) as peer:
+        cases = asyncio.run(measure(peer, program, rounds)) if rounds else []
+    with target(BOTH_THERE) as peer:
+        cables = asyncio.run(measure_pulled(peer, pulls)) if pulls else []
+    print(json.dumps({"cases": cases, "cables": cables}), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import socket
-import struct
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.peers.cables import carry
 from services.store.transfer.base import Result
 from services.store.transfer.rdma.transport import Rdma
 from tests.transfer.agents import SIZE, Agent, World
@@ -23,8 +21,6 @@ DEVICES = Path("/sys/class/infiniband")
 HERE, THERE = ("rxe0", "rxe1"), ("rxe2", "rxe3")
 NICS = (*HERE, *THERE)
 PATIENCE = 100.0
-GET_FLAGS, SET_FLAGS, UP = 0x8913, 0x8914, 1
-"""ioctls of network interfaces, and the flag that they are up."""
 
 WORDS = 1000
 CONFIG = {
@@ -90,10 +86,3 @@ def cable(action: str, number: int) -> None:
     if action in ("plug", "unplug"):
         return carry(f"port{number}", action == "plug")
     subprocess.run(["rdma-nic", action, str(number)], check=True, timeout=PATIENCE)
-
-
-def carry(interface: str, up: bool) -> None:
-    """At once: a program to do it takes a second of the guest's one CPU from the transfers that it shall interrupt."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        name, flags = struct.unpack("16sH", fcntl.ioctl(asked, GET_FLAGS, struct.pack("16sH", interface.encode(), 0)))
-        fcntl.ioctl(asked, SET_FLAGS, struct.pack("16sH", name, flags | UP if up else flags & ~UP))
