@@ -1,4 +1,4 @@
-"""In the RDMA guest: WRITEs of this engine beside ``ib_write_bw``, and transfers in the middle of which a cable is pulled.
+"""In the RDMA guest: WRITEs of this engine beside ``ib_write_bw``, and transfers in which a cable is pulled.
 
 Both movers use the same two devices, round by round; cables are pulled from two devices at each end. Prints one JSON
 line: for each case the MiB/s of both in each round, and what a work request takes; for each operation the seconds of
