@@ -180,10 +180,13 @@ def main() -> None:
     if "--serve" in sys.argv:
         return asyncio.run(serve(sys.argv[-1]))
     program, rounds, pulls = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    with target(THERE) as peer:
-        cases = asyncio.run(measure(peer, program, rounds)) if rounds else []
-    with target(BOTH_THERE) as peer:
-        cables = asyncio.run(measure_pulled(peer, pulls)) if pulls else []
+    cases = cables = list[dict[str, Any]]()
+    if rounds:
+        with target(THERE) as peer:
+            cases = asyncio.run(measure(peer, program, rounds))
+    if pulls:
+        with target(BOTH_THERE) as peer:
+            cables = asyncio.run(measure_pulled(peer, pulls))
     print(json.dumps({"cases": cases, "cables": cables}), flush=True)
 
 

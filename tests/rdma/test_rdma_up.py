@@ -48,7 +48,7 @@ def transport() -> str:
 
 @pytest.fixture
 def alone(model: Path) -> Any:
-    """A single process with the same engine."""
+    """Text of a single process with the same engine, as it goes on from the prompt's."""
     from tokenizers import Tokenizer
 
     from shared.engines.local import LocalRunner
@@ -62,7 +62,9 @@ def alone(model: Path) -> Any:
         with LocalRunner(engine, slots=64) as runner:
             sampling = Sampling(max_tokens=16, seed=0, temperature=0.0, stop_ids=sorted(engine.eos_ids))
             outputs = runner.generate(prompt, sampling)
-        return str(tokenizer.decode([o.token for o in outputs if o.finish != "stop"], skip_special_tokens=True))
+        drawn = [o.token for o in outputs if o.finish != "stop"]
+        before, after = (tokenizer.decode(ids, skip_special_tokens=True) for ids in (prompt, prompt + drawn))
+        return str(after[len(before) :])
 
     return run
 
