@@ -130,13 +130,15 @@ class Slice:
         """Its outcome is known and it is nowhere any more. ``refused``: which of its pieces failed alone."""
         job = self.job
         job.open -= 1
-        if error is None:
-            job.moved += self.length - len(refused or ()) * min(job.step, self.length)
+        if error is not None:
+            job.error = job.error or error
+        elif refused:
+            job.moved += self.length - len(refused) * min(job.step, self.length)
             first = self.offset // job.step
-            for index, why in (refused or {}).items():
+            for index, why in refused.items():
                 job.refused.setdefault(first + index, why)
         else:
-            job.error = job.error or error
+            job.moved += self.length
         if job.open == 0:
             job.finish()
 
