@@ -225,3 +225,60 @@ async def test_status_names_devices_and_counts_their_bytes(world: World) -> None
     assert [nic.gid for nic in mine] == [f"10.77.0.{i} (RoCE v2, index 1)" for i in (1, 2)]
     assert a.engine.registered() == (16 * MIB, 16 * MIB)
     await a.engine.close()
+
+
+def rdma_link(*words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["rdma", "link", *words])
+
+
+@pytest.mark.parametrize("device", ["rxe1", "rxe3"], ids=["ours", "theirs"])
+async def test_a_device_is_removed_and_comes_back(world: World, device: str) -> None:
+    """Its removal waits until nobody has it open, and says nothing to those who have. Whoever has keys of it has to
+    know that they are of no use any more."""
+    a, b = await pair(world, 16 * MIB)
+    everything = [read(b.ref, at, at, MIB) for at in range(0, 16 * MIB, MIB)]
+    owner = a if device in HERE else b
+
+    def state() -> str:
+        return next(nic.state for nic in owner.engine.nics() if nic.name == device)
+
+    async def arrives(seed: int) -> None:
+        b.pool.fill(seed)
+        by_rdma(await a.run(everything), 16 * MIB)
+        assert np.array_equal(a.pool.bytes, b.pool.bytes)
+
+    await arrives(1)
+    removing = rdma_link("delete", device)
+    await until(lambda: state() == "lost")
+    await arrives(2)
+    assert await asyncio.to_thread(removing.wait, PATIENCE) == 0
+    await arrives(3)
+    assert rdma_link("add", device, "type", "rxe", "netdev", f"nic{device[3:]}").wait(PATIENCE) == 0
+    await until(lambda: state() == "active")
+    before = packets(device)
+    async with asyncio.timeout(PATIENCE):
+        while packets(device) - before < 100:
+            await arrives(4)
+    a.pool.fill(5)
+    by_rdma(await a.run([write(b.ref, 0, 0, 16 * MIB)]), 16 * MIB)
+    assert np.array_equal(a.pool.bytes, b.pool.bytes)
+    assert owner.engine.registered() == (16 * MIB, 16 * MIB)
+
+
+async def test_a_device_that_has_failed_is_opened_anew(world: World) -> None:
+    """As after a fatal event, or one of the completion queue; with WRITEs under way."""
+    a, b = await pair(world, 32 * MIB)
+    a.pool.fill(1)
+    everything = [write(b.ref, at, at, MIB) for at in range(0, 32 * MIB, MIB)]
+    by_rdma(await a.run(everything[:4]), 4 * MIB)
+    for agent, name in ((a, HERE[0]), (b, THERE[1])):
+        b.pool.bytes[:] = 0
+        nic = rdma(agent)._nics[name]
+        running = asyncio.ensure_future(a.run(everything))
+        await until(lambda: 0 < under_way(a) < 24 * MIB)
+        nic.failed = True
+        by_rdma(await running, 32 * MIB)
+        assert np.array_equal(a.pool.bytes, b.pool.bytes)
+        await until(lambda agent=agent, name=name, nic=nic: rdma(agent)._nics[name] is not nic)
+        await until(lambda agent=agent: {n.state for n in agent.engine.nics()} == {"active"})
+    by_rdma(await a.run(everything), 32 * MIB)

@@ -45,6 +45,8 @@ class Owner(Protocol):
 
     def refuse(self, grants: set[int]) -> None: ...
 
+    async def reopened(self, nic: str, opened: int) -> None: ...
+
 
 class Registry(Protocol):
     """Is told which lanes have a queue pair no more."""
@@ -96,6 +98,11 @@ class Connections:
             connect = Connect(lane.number, lane.path.remote.name, pair.side)
             answer: Connected = await owner.call(connect, Connected)
             pair.join(answer.side)
+        except BaseException:
+            self._unused(lane, pair)
+            raise
+        try:
+            await owner.reopened(lane.path.remote.name, answer.opened)
         except BaseException:
             self._unused(lane, pair)
             raise

@@ -21,11 +21,12 @@ Ranges = list[tuple[int, int]]
 
 
 class Knowledge:
-    """Of one incarnation of a peer."""
+    """Of one incarnation of a peer. ``opened``: which opening of its devices it was that we have the keys of."""
 
     def __init__(self) -> None:
         self.matrix: Matrix | None = None
         self._reach: dict[tuple[str, bool], Reach] = {}
+        self.opened: dict[str, int] = {}
         self._granted: OrderedDict[tuple[str, int], Ranges | None] = OrderedDict()
 
     def reach(self, job: Job) -> Reach | None:
@@ -47,6 +48,14 @@ class Knowledge:
             return True
         index = bisect_right(ranges, request.offset, key=lambda known: known[0]) - 1
         return index >= 0 and request.offset + job.length <= ranges[index][1]
+
+    async def refresh(self, call: Callable[[Call, Any], Awaitable[Any]], timeout: float) -> None:
+        """A device of the peer was opened anew: take over its keys, also for what is under way. Raises what the peer
+        answers."""
+        for (segment, write), known in list(self._reach.items()):
+            reach: Reach = await call(Keys(segment, write, timeout), Reach)
+            if not known.renew(self._usable(reach.verify())):
+                self._reach.pop((segment, write), None)
 
     def forget(self, request: Request) -> None:
         """The keys of its segment did not work."""

@@ -42,10 +42,12 @@ class Connect(msgspec.Struct, frozen=True, tag="connect"):
 
 
 class Connected(msgspec.Struct, frozen=True):
-    """``live``: the WRITE grants of the asking agent that are live here (``handshake``); None: grants mean nothing."""
+    """``live``: the WRITE grants of the asking agent that are live here (``handshake``); None: grants mean nothing.
+    ``opened`` tells this opening of the device from any other: keys of another one are worth nothing."""
 
     side: Side
     live: list[int] | None
+    opened: int
 
 
 class Reap(msgspec.Struct, frozen=True, tag="reap"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,7 +40,8 @@ class Nic:
     Each work request of a queue pair that breaks is announced, and a completion queue without room for that fails with
     all queue pairs on it: so each pair has its share of the room (``take``) for as long as it lives.
 
-    ``lost``: the device has failed, for good.
+    ``failed``: the device said so, or does not do what it has to; ``lost``: it is closed, not to be touched any more;
+    ``ready``: all memory is registered. ``opened`` tells this opening of it from any other.
     """
 
     def __init__(self, verbs: Verbs, name: str, completions: int) -> None:
@@ -47,7 +49,9 @@ class Nic:
         self.name = name
         self.moved = {"read": 0, "write": 0}
         self.broken = 0
-        self.lost = False
+        self.failed = self.lost = False
+        self.ready = True
+        self.opened = secrets.randbits(31)
         self._completions = completions
         try:
             self._open()
@@ -127,7 +131,7 @@ class Nic:
 
     def active(self) -> bool:
         """The port is up, as far as the device knows."""
-        if self.lost:
+        if self.failed or self.lost or not self.ready:
             return False
         try:
             return self.context.query_port(PORT).state == PORT_ACTIVE

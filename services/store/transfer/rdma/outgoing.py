@@ -203,6 +203,13 @@ class Outgoing:
             if self.traffic is not None:
                 self.traffic.refuse(grants)
 
+    async def reopened(self, nic: str, opened: int) -> None:
+        """The peer's device was opened then: where that is news, so are its keys."""
+        before = self.knowledge.opened.get(nic, opened)
+        if before != opened:
+            await self.knowledge.refresh(self.call, self._timeout)
+        self.knowledge.opened[nic] = opened
+
     def give_up(self, error: MooncakeError) -> None:
         if self.traffic is None:
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from services.store.transfer.endpoints import EndpointPool
 from services.store.transfer.rdma.metrics import NIC_BYTES, NIC_ERRORS
@@ -36,16 +35,12 @@ class Poller:
     def __init__(self, cap: int) -> None:
         self._lanes: dict[int, tuple[Outgoing, Lane]] = {}
         self._pool: EndpointPool[int] = EndpointPool(cap)
-        self._nics: Sequence[Nic] = ()
 
-    def start(self, nics: Sequence[Nic]) -> None:
-        self._nics = nics
-        for nic in nics:
-            asyncio.get_running_loop().add_reader(nic.fd, self._readable, nic)
+    def watch(self, nic: Nic) -> None:
+        asyncio.get_running_loop().add_reader(nic.fd, self._readable, nic)
 
-    def close(self) -> None:
-        for nic in self._nics:
-            asyncio.get_running_loop().remove_reader(nic.fd)
+    def leave(self, nic: Nic) -> None:
+        asyncio.get_running_loop().remove_reader(nic.fd)
 
     # -- lanes ------------------------------------------------------------------------------------------------
 
@@ -66,10 +61,13 @@ class Poller:
     # -- completions ------------------------------------------------------------------------------------------
 
     def _readable(self, nic: Nic) -> None:
-        nic.rearm()
-        self._drain(nic)
+        if not nic.lost:
+            nic.rearm()
+            self._drain(nic)
 
     def _drain(self, nic: Nic) -> None:
+        if nic.lost:
+            return
         completions = nic.drain(AT_ONCE)
         if nic.misreports:
             self._look_at({completion.work >> 32 for completion in completions if completion.status == SUCCESS})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from services.store.transfer.rdma.metrics import NIC_ACTIVE
 from services.store.transfer.rdma.nic import Nic
@@ -17,22 +17,32 @@ class Ports:
     """``turned`` is told when one went up or down. One whose address has changed went down and up: whatever used the
     old address is no more."""
 
-    def __init__(self, nics: Sequence[Nic], turned: Callable[[str, bool], None]) -> None:
-        self._nics = nics
+    def __init__(self, turned: Callable[[str, bool], None]) -> None:
         self._turned = turned
-        self.up = {nic.name: True for nic in nics}
+        self._nics: dict[str, Nic] = {}
+        self.up: dict[str, bool] = {}
 
-    def start(self) -> None:
-        for nic in self._nics:
-            asyncio.get_running_loop().add_reader(nic.events_fd, self._event, nic)
+    def watch(self, nic: Nic) -> None:
+        """From now on; it is up, or back."""
+        self._nics[nic.name] = nic
+        asyncio.get_running_loop().add_reader(nic.events_fd, self._event, nic)
+        if nic.name in self.up:
+            self._is(nic, nic.active())
+        self.up.setdefault(nic.name, True)
+
+    def leave(self, nic: Nic) -> None:
+        """It is gone."""
+        asyncio.get_running_loop().remove_reader(nic.events_fd)
+        del self._nics[nic.name]
+        self._is(nic, False)
 
     def close(self) -> None:
-        for nic in self._nics:
+        for nic in self._nics.values():
             asyncio.get_running_loop().remove_reader(nic.events_fd)
 
     def look(self) -> None:
         """Now and then, should an event be missed."""
-        for nic in self._nics:
+        for nic in self._nics.values():
             self._is(nic, nic.active())
 
     def _event(self, nic: Nic) -> None:
@@ -45,7 +55,7 @@ class Ports:
                 self._is(nic, nic.active())
             elif event in (DEVICE_FATAL, CQ_ERROR):
                 logger.error("the device failed", nic=nic.name, what=event)
-                nic.lost = True
+                nic.failed = True
                 self._is(nic, False)
 
     def _is(self, nic: Nic, up: bool) -> None:

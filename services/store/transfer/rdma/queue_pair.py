@@ -95,6 +95,8 @@ class QueuePair:
     def join(self, other: Side) -> None:
         """Connect; ready to carry when the other end has joined too. Raises NoTransport."""
         verbs, nic = self.nic.verbs, self.nic
+        if nic.lost:
+            raise NoTransport(f"{nic.name} is gone")
         attr = verbs.QPAttr(port_num=PORT)
         attr.qp_access_flags = self._allow
         attr.path_mtu = min(nic.mtu, other.mtu)
@@ -163,7 +165,7 @@ class QueuePair:
             self.close()
         except NoTransport as e:
             logger.error("the device failed", nic=self.nic.name, error=e.message)
-            self.nic.lost = True
+            self.nic.failed = True
 
 
 def _reaching(nic: Nic, other: Side) -> Gid:

@@ -73,6 +73,16 @@ class Reach(msgspec.Struct, frozen=True, dict=True):
     def starts(self) -> list[int]:
         return [part.offset for part in self.parts]
 
+    def renew(self, other: Reach) -> bool:
+        """Take over the keys of the same memory as it is reached now; False: it is other memory."""
+        if (self.instance, self.starts, self.size) != (other.instance, other.starts, other.size):
+            return False
+        for mine, new in zip(self.parts, other.parts, strict=True):
+            mine.keys.update(new.keys)
+        if self.table is not None and other.table is not None:
+            self.table.keys.update(other.table.keys)
+        return True
+
     def at(self, offset: int, length: int) -> Place:
         """Raises OutOfRange unless the range is inside one memory region."""
         index = bisect_right(self.parts, offset, key=lambda part: part.offset) - 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import mmap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,14 +36,14 @@ class Registered:
     """Memory regions of one segment with one kind of access, on every NIC; complete when ``task`` is done. ``parts``
     with the keys for peers, ``local`` with those for our own work requests."""
 
-    def __init__(self, segment: Segment, nics: Sequence[Nic], access: int) -> None:
+    def __init__(self, segment: Segment, nics: Mapping[str, Nic], access: int) -> None:
         self.segment = segment
         self.bytes = 0
         self.parts: list[Part] = []
         self.local: list[Part] = []
         self._access = access
         self._nics = nics
-        self._held: list[MR] = []
+        self._held: dict[str, list[MR]] = {}
         self.task = asyncio.get_running_loop().create_task(self._run(), name=f"register {segment.name}")
         self.task.add_done_callback(self._told)
 
@@ -70,25 +71,42 @@ class Registered:
 
     async def _run(self) -> None:
         began, segment = time.monotonic(), self.segment
-        limit = min(STEP, *(nic.limits.max_mr_size for nic in self._nics))
+        limit = min(STEP, *(nic.limits.max_mr_size for nic in self._nics.values()))
         align = segment.generations.slot_bytes if segment.generations else mmap.PAGESIZE
         for offset, length in regions(segment.size, limit, align):
-            made: dict[str, MR] = {}
-            for nic in self._nics:
-                made[nic.name] = nic.register(segment.address + offset, length, self._access)
-                self._held.append(made[nic.name])
+            part = Part(offset, length, segment.address + offset, {})
+            mine = Part(offset, length, segment.address + offset, {})
+            for name in self._nics:
+                self._on(name, part, mine)
                 await asyncio.sleep(0)
-            self._add(offset, length, made)
+            self.parts.append(part)
+            self.local.append(mine)
+            self.bytes += length
+            REGISTERED.inc(length)
         self._reach = Reach(segment.name, segment.instance, segment.size, segment.location, self.local)
         seconds = round(time.monotonic() - began, 3)
         logger.info("memory registered", segment=segment.name, bytes=self.bytes, nics=len(self._nics), seconds=seconds)
 
-    def _add(self, offset: int, length: int, made: dict[str, MR]) -> None:
-        address = self.segment.address + offset
-        self.parts.append(Part(offset, length, address, {name: region.rkey for name, region in made.items()}))
-        self.local.append(Part(offset, length, address, {name: region.lkey for name, region in made.items()}))
-        self.bytes += length
-        REGISTERED.inc(length)
+    def _on(self, name: str, part: Part, mine: Part) -> None:
+        """Register a part on a device; on one that is lost it has keys that are good for nothing until ``join``."""
+        nic = self._nics[name]
+        if nic.lost:
+            part.keys[name] = mine.keys[name] = 0
+            return
+        made = nic.register(part.address, part.length, self._access)
+        self._held.setdefault(name, []).append(made)
+        part.keys[name], mine.keys[name] = made.rkey, made.lkey
+
+    def leave(self, name: str) -> None:
+        """The device is no more."""
+        for region in self._held.pop(name, []):
+            region.close()
+
+    async def join(self, name: str) -> None:
+        """The device is back. Raises NoTransport."""
+        for part, mine in list(zip(self.parts, self.local, strict=True)):
+            self._on(name, part, mine)
+            await asyncio.sleep(0)
 
     def _told(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -99,8 +117,8 @@ class Registered:
         await end(self.task)
         REGISTERED.dec(self.bytes)
         self.bytes = 0
-        held, self._held = self._held, []
-        for region in held:
+        held, self._held = self._held, {}
+        for region in chain.from_iterable(held.values()):
             region.close()
             await asyncio.sleep(0)
 
@@ -108,18 +126,29 @@ class Registered:
 class Words:
     """The generations of a segment's slots, readable for peers."""
 
-    def __init__(self, segment: Segment, table: Generations, nics: Sequence[Nic]) -> None:
+    def __init__(self, segment: Segment, table: Generations, nics: Mapping[str, Nic]) -> None:
         self.slots = -(-segment.size // table.slot_bytes)
         self.slot_bytes = table.slot_bytes
         skip = table.offset % mmap.PAGESIZE
-        size = skip + self.slots * WORD
-        self._map = mmap.mmap(table.fd, size, offset=table.offset - skip)  # writable: else it cannot be pinned
+        self._size = skip + self.slots * WORD
+        self._map = mmap.mmap(table.fd, self._size, offset=table.offset - skip)  # writable: else it cannot be pinned
         self._address = int(np.frombuffer(self._map, np.uint8).ctypes.data)
-        self._held = {nic.name: nic.register(self._address, size, REMOTE_READ) for nic in nics}
         self._skip = skip
+        self._nics = nics
+        self._held: dict[str, MR] = {}
+        for name in nics:
+            self.join(name)
+
+    def join(self, name: str) -> None:
+        if not self._nics[name].lost:
+            self._held[name] = self._nics[name].register(self._address, self._size, REMOTE_READ)
+
+    def leave(self, name: str) -> None:
+        if name in self._held:
+            self._held.pop(name).close()
 
     def table(self) -> Table:
-        keys = {name: region.rkey for name, region in self._held.items()}
+        keys = {name: self._held[name].rkey if name in self._held else 0 for name in self._nics}
         return Table(self._address + self._skip, self.slots, self.slot_bytes, keys)
 
     def close(self) -> None:
@@ -131,7 +160,7 @@ class Regions:
     """All registrations of an agent. Memory that peers may write (``REMOTE_WRITE``) is registered for that apart, when
     the first of them has a landing in it: what takes no landings can never be written from afar."""
 
-    def __init__(self, nics: Sequence[Nic], open_guard: bool) -> None:
+    def __init__(self, nics: Mapping[str, Nic], open_guard: bool) -> None:
         self._nics = nics
         self._open_guard = open_guard
         self._read: dict[str, Registered] = {}
@@ -178,6 +207,22 @@ class Regions:
                 await registered.close()
         if (words := self._words.pop(name, None)) is not None:
             words.close()
+
+    def leave(self, name: str) -> None:
+        """A device is no more: what is registered on it goes, so that it can."""
+        for registered in self._all():
+            registered.leave(name)
+
+    async def join(self, name: str) -> None:
+        """It is back. Raises NoTransport."""
+        for registered in list(self._all()):
+            if isinstance(registered, Words):
+                registered.join(name)
+            else:
+                await registered.join(name)
+
+    def _all(self) -> Iterator[Registered | Words]:
+        return chain(self._read.values(), self._written.values(), self._words.values())
 
     def progress(self) -> tuple[int, int]:
         """(bytes registered, bytes to register) of memory that peers may read."""

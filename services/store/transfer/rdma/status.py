@@ -26,7 +26,7 @@ def record_of(nic: Nic, load: Load, up: bool, pairs: int, now: float) -> NicReco
 
 
 def _state(nic: Nic, load: Load, up: bool, now: float) -> str:
-    if nic.lost:
+    if nic.lost or nic.failed:
         return "lost"
     if not up:
         return "down"

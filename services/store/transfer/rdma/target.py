@@ -106,7 +106,7 @@ class Target:
             raise
         self._pairs[peer, call.number] = Incoming(pair, _now())
         PAIRS.inc()
-        return Connected(pair.side, self._live(peer))
+        return Connected(pair.side, self._live(peer), nic.opened)
 
     def _keep(self, peer: Ref, numbers: Sequence[int]) -> None:
         kept = set(numbers)
@@ -115,9 +115,15 @@ class Target:
             if (incoming := self._pairs.get((peer, number))) is not None:
                 incoming.heard = _now()
 
-    def peers(self, nic: str) -> set[Ref]:
-        """Those that reach us by a NIC."""
-        return {peer for (peer, _), incoming in self._pairs.items() if incoming.pair.nic.name == nic}
+    def peers(self) -> set[Ref]:
+        """Those that reach us."""
+        return {peer for peer, _ in self._pairs}
+
+    def drop(self, nic: str) -> None:
+        """All that is on a device that is no more."""
+        for key in [key for key, incoming in self._pairs.items() if incoming.pair.nic.name == nic]:
+            self._pairs.pop(key).pair.end()
+            PAIRS.dec()
 
     def held(self) -> Iterator[str]:
         """The NIC of each queue pair."""

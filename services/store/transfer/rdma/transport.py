@@ -27,7 +27,7 @@ from services.store.transfer.rdma.reach import Reach
 from services.store.transfer.rdma.regions import Regions
 from services.store.transfer.rdma.status import record_of, show
 from services.store.transfer.rdma.target import Target
-from services.store.transfer.rdma.verbs import LOCAL_WRITE
+from services.store.transfer.rdma.verbs import LOCAL_WRITE, devices
 from services.store.transfer.segments import Segment
 from services.store.transfer.topology.discovery import discover
 from services.store.transfer.topology.matrix import Matrix
@@ -75,7 +75,7 @@ class Rdma:
         self._nics: dict[str, Nic] = {}
         self._here = Nics(Matrix())
         self._checks = Checks()
-        self._held: list[MR] = []
+        self._cells: dict[str, MR] = {}
         self._poller = Poller(pairs)
         self._outgoing: dict[Ref, Outgoing] = {}
         self._early: list[Segment] = []
@@ -83,7 +83,7 @@ class Rdma:
         self._regions: Regions | None = None
         self._target: Target | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._ports = Ports((), self._turned)
+        self._ports = Ports(self._turned)
         self._completions = pairs * DEPTH
 
     # -- life -------------------------------------------------------------------------------------------------
@@ -99,15 +99,11 @@ class Rdma:
             raise
         self.why = ""
         loop = asyncio.get_running_loop()
-        self._nics = {nic.name: nic for nic in nics}
         self._here = Nics(matrix)
         for nic in nics:
-            self._held.append(nic.register(self._checks.address, self._checks.size, LOCAL_WRITE))
-            self._checks.keys[nic.name] = self._held[-1].lkey
-        self._poller.start(nics)
-        self._ports = Ports(nics, self._turned)
-        self._ports.start()
-        self._regions = Regions(nics, type(self._guard) is OpenGuard)
+            self._use(nic)
+            self._ports.watch(nic)
+        self._regions = Regions(self._nics, type(self._guard) is OpenGuard)
         self._target = Target(self._nics, matrix, self._regions, self._guard)
         for segment in self._early:
             self._regions.add(segment)
@@ -123,12 +119,64 @@ class Rdma:
             await outgoing.close(error)
         self._target.close()
         await self._regions.close()
-        for region in self._held:
+        for region in self._cells.values():
             region.close()
-        self._poller.close()
         self._ports.close()
         for nic in self._nics.values():
-            nic.close()
+            if not nic.lost:
+                self._poller.leave(nic)
+                nic.close()
+
+    # -- devices ------------------------------------------------------------------------------------------------
+
+    def _use(self, nic: Nic) -> None:
+        self._nics[nic.name] = nic
+        self._cells[nic.name] = nic.register(self._checks.address, self._checks.size, LOCAL_WRITE)
+        self._checks.keys[nic.name] = self._cells[nic.name].lkey
+        self._poller.watch(nic)
+
+    def _leave(self, nic: Nic) -> None:
+        """A device has failed, or is being removed, which waits until nobody has it open: let go of all of it."""
+        assert self._target is not None
+        logger.error("a device is lost", nic=nic.name)
+        nic.failed = True
+        self._ports.leave(nic)
+        self._target.drop(nic.name)
+        self._close(nic)
+
+    def _close(self, nic: Nic) -> None:
+        assert self._regions is not None
+        nic.lost = True
+        self._regions.leave(nic.name)
+        self._cells.pop(nic.name).close()
+        self._poller.leave(nic)
+        nic.close()
+
+    async def _reopen(self, old: Nic) -> None:
+        """A device that was lost is there. Raises NoTransport."""
+        assert self._regions is not None
+        nic = Nic(old.verbs, old.name, self._completions)
+        nic.ready = False
+        self._use(nic)
+        try:
+            await self._regions.join(nic.name)
+        except MooncakeError:
+            self._close(nic)
+            raise
+        nic.ready = True
+        self._ports.watch(nic)
+        logger.warning("a device is back", nic=nic.name)
+
+    async def _look_at_devices(self) -> None:
+        there = devices(next(iter(self._nics.values())).verbs)
+        for nic in list(self._nics.values()):
+            if not nic.lost and (nic.failed or nic.name not in there):
+                self._leave(nic)
+            elif nic.lost and nic.name in there:
+                try:
+                    await self._reopen(nic)
+                except MooncakeError as e:
+                    logger.info("a device cannot be opened yet", nic=nic.name, error=e.message)
 
     async def _tick(self) -> None:
         """Peers are told which connections there are; those that say nothing any more have none."""
@@ -143,6 +191,7 @@ class Rdma:
         while True:
             for outgoing in self._outgoing.values():
                 outgoing.look()
+            await self._look_at_devices()
             self._ports.look()
             show(self.nics())
             await asyncio.sleep(WATCH)
@@ -157,7 +206,7 @@ class Rdma:
                 outgoing.pump_again()
             else:
                 outgoing.nic_down(name)
-        for peer in self._target.peers(name) if self._target is not None else ():
+        for peer in self._target.peers() if self._target is not None else ():
             task = asyncio.get_running_loop().create_task(self._tell(peer, messages.Port(name, up)))
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)
