@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from services.store.transfer.base import Guard, OpenGuard
 from services.store.transfer.batches import Job, Slice
@@ -18,16 +17,14 @@ from services.store.transfer.rdma import messages
 from services.store.transfer.rdma.checks import Checks
 from services.store.transfer.rdma.cutting import cargos_of
 from services.store.transfer.rdma.devices import open_all
-from services.store.transfer.rdma.nic import Nic
+from services.store.transfer.rdma.hardware import Hardware
 from services.store.transfer.rdma.outgoing import Outgoing
 from services.store.transfer.rdma.poller import Poller
-from services.store.transfer.rdma.ports import Ports
 from services.store.transfer.rdma.queue_pair import DEPTH
 from services.store.transfer.rdma.reach import Reach
 from services.store.transfer.rdma.regions import Regions
 from services.store.transfer.rdma.status import record_of, show
 from services.store.transfer.rdma.target import Target
-from services.store.transfer.rdma.verbs import LOCAL_WRITE, devices
 from services.store.transfer.segments import Segment
 from services.store.transfer.topology.discovery import discover
 from services.store.transfer.topology.matrix import Matrix
@@ -38,9 +35,6 @@ from shared.messages import Ref
 from shared.records import NicRecord
 from shared.tasks import end
 from shared.telemetry import log
-
-if TYPE_CHECKING:
-    from pyverbs.mr import MR
 
 TICK = 5.0
 AGAIN = 2.0
@@ -72,10 +66,8 @@ class Rdma:
         self._ask = ask
         self._endpoint = endpoint
         self._telling: set[asyncio.Task[None]] = set()
-        self._nics: dict[str, Nic] = {}
         self._here = Nics(Matrix())
         self._checks = Checks()
-        self._cells: dict[str, MR] = {}
         self._poller = Poller(pairs)
         self._outgoing: dict[Ref, Outgoing] = {}
         self._early: list[Segment] = []
@@ -83,8 +75,9 @@ class Rdma:
         self._regions: Regions | None = None
         self._target: Target | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._ports = Ports(self._turned)
         self._completions = pairs * DEPTH
+        self._hardware = Hardware(self._poller, self._checks, self._turned, self._completions)
+        self._nics = self._hardware.nics
 
     # -- life -------------------------------------------------------------------------------------------------
 
@@ -100,11 +93,10 @@ class Rdma:
         self.why = ""
         loop = asyncio.get_running_loop()
         self._here = Nics(matrix)
-        for nic in nics:
-            self._use(nic)
-            self._ports.watch(nic)
+        self._hardware.start(nics)
         self._regions = Regions(self._nics, type(self._guard) is OpenGuard)
         self._target = Target(self._nics, matrix, self._regions, self._guard)
+        self._hardware.carries(self._regions, self._target)
         for segment in self._early:
             self._regions.add(segment)
         self._tasks = [loop.create_task(self._tick()), loop.create_task(self._watch())]
@@ -119,64 +111,7 @@ class Rdma:
             await outgoing.close(error)
         self._target.close()
         await self._regions.close()
-        for region in self._cells.values():
-            region.close()
-        self._ports.close()
-        for nic in self._nics.values():
-            if not nic.lost:
-                self._poller.leave(nic)
-                nic.close()
-
-    # -- devices ------------------------------------------------------------------------------------------------
-
-    def _use(self, nic: Nic) -> None:
-        self._nics[nic.name] = nic
-        self._cells[nic.name] = nic.register(self._checks.address, self._checks.size, LOCAL_WRITE)
-        self._checks.keys[nic.name] = self._cells[nic.name].lkey
-        self._poller.watch(nic)
-
-    def _leave(self, nic: Nic) -> None:
-        """A device has failed, or is being removed, which waits until nobody has it open: let go of all of it."""
-        assert self._target is not None
-        logger.error("a device is lost", nic=nic.name)
-        nic.failed = True
-        self._ports.leave(nic)
-        self._target.drop(nic.name)
-        self._close(nic)
-
-    def _close(self, nic: Nic) -> None:
-        assert self._regions is not None
-        nic.lost = True
-        self._regions.leave(nic.name)
-        self._cells.pop(nic.name).close()
-        self._poller.leave(nic)
-        nic.close()
-
-    async def _reopen(self, old: Nic) -> None:
-        """A device that was lost is there. Raises NoTransport."""
-        assert self._regions is not None
-        nic = Nic(old.verbs, old.name, self._completions)
-        nic.ready = False
-        self._use(nic)
-        try:
-            await self._regions.join(nic.name)
-        except MooncakeError:
-            self._close(nic)
-            raise
-        nic.ready = True
-        self._ports.watch(nic)
-        logger.warning("a device is back", nic=nic.name)
-
-    async def _look_at_devices(self) -> None:
-        there = devices(next(iter(self._nics.values())).verbs)
-        for nic in list(self._nics.values()):
-            if not nic.lost and (nic.failed or nic.name not in there):
-                self._leave(nic)
-            elif nic.lost and nic.name in there:
-                try:
-                    await self._reopen(nic)
-                except MooncakeError as e:
-                    logger.info("a device cannot be opened yet", nic=nic.name, error=e.message)
+        self._hardware.close()
 
     async def _tick(self) -> None:
         """Peers are told which connections there are; those that say nothing any more have none."""
@@ -189,11 +124,13 @@ class Rdma:
     async def _watch(self) -> None:
         """Ports are looked at now and then; and lanes, should a device never say how a work request ended."""
         while True:
-            for outgoing in self._outgoing.values():
-                outgoing.look()
-            await self._look_at_devices()
-            self._ports.look()
-            show(self.nics())
+            try:
+                for outgoing in list(self._outgoing.values()):
+                    outgoing.look()
+                await self._hardware.look()
+                show(self.nics())
+            except Exception:  # whatever one look found, others follow
+                logger.exception("a look at the devices failed")
             await asyncio.sleep(WATCH)
 
     def _turned(self, name: str, up: bool) -> None:
@@ -328,7 +265,7 @@ class Rdma:
         """The devices in use, and what they did and hold."""
         pairs = Counter(lane.path.local.name for outgoing in self._outgoing.values() for lane in outgoing.pairs)
         pairs.update(self._target.held() if self._target is not None else ())
-        now, up = asyncio.get_running_loop().time(), self._ports.up
+        now, up = asyncio.get_running_loop().time(), self._hardware.ports.up
         return [
             record_of(nic, self._here.by_name[name], up[name], pairs[name], now) for name, nic in self._nics.items()
         ]
