@@ -1,9 +1,9 @@
 """In the RDMA guest: WRITEs of this engine beside ``ib_write_bw``, and transfers in which a cable is pulled.
 
 Both movers use the same two devices, round by round; cables are pulled from two devices at each end. Prints one JSON
-line: for each case the MiB/s of both in each round, and what a work request takes; for each operation the seconds of
-each round without and with a cable pulled. The guest counts no time as user's, so what we do for a work request is
-timed where it is done (:class:`Posting`), and CPU seconds besides are of user and system.
+line: for each case the MiB/s of both in each round, and CPU seconds; seconds of a work request; for each operation the
+seconds of each round without and with a cable pulled. The guest counts no time as user's, so what we do for a work
+request is timed where it is done (:class:`Posting`), and CPU seconds are of user and system, software NIC included.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ APART = 2
 """Requests lie so many times their size apart, so that none is carried together with the next."""
 TIMEOUT = 120.0
 DURATION, MARGIN = 4, 1
+POSTED = 20
+"""Rounds in which the time of a work request is taken."""
 LONG = 64 * MIB
 """Of a transfer in which a cable is pulled, after PART of it, in requests of 1 MiB."""
 PART = 16 * MIB
@@ -94,14 +96,25 @@ async def carried(ours: Engine, requests: Sequence[Request]) -> float:
     return seconds
 
 
-async def moved(ours: Engine, size: int, count: int, posting: Posting) -> dict[str, float]:
+def apart(size: int, count: int) -> list[Request]:
     places = [n * APART * size for n in range(count)]
-    requests = [Request(Op.WRITE, "pool", at, TARGET, "pool", at, size) for at in places]
-    before, spent, cpu = posting.count, posting.seconds, time.process_time()
-    seconds = await carried(ours, requests)
-    used = time.process_time() - cpu
-    works, own = posting.count - before, posting.seconds - spent
-    return {"speed": size * count / MIB / seconds, "cpu": used, "own": own, "works": works}
+    return [Request(Op.WRITE, "pool", at, TARGET, "pool", at, size) for at in places]
+
+
+async def moved(ours: Engine, size: int, count: int) -> dict[str, float]:
+    cpu = time.process_time()
+    seconds = await carried(ours, apart(size, count))
+    return {"speed": size * count / MIB / seconds, "cpu": time.process_time() - cpu}
+
+
+async def posted(ours: Engine, rounds: int) -> list[float]:
+    """Seconds of a work request in each round: what we do for it, without the NIC."""
+    posting, each = Posting(), []
+    for _ in range(1 + rounds):
+        count, seconds = posting.count, posting.seconds
+        await carried(ours, apart(16 * KIB, 64))
+        each.append((posting.seconds - seconds) / (posting.count - count))
+    return each[1:]
 
 
 def perftest(program: str, size: int) -> float:
@@ -123,17 +136,18 @@ def perftest(program: str, size: int) -> float:
             server.terminate()
 
 
-async def measure(peer: Peer, program: str, rounds: int) -> list[dict[str, Any]]:
-    posting, out = Posting(), []
+async def measure(peer: Peer, program: str, rounds: int) -> tuple[list[dict[str, Any]], list[float]]:
+    """Of each case, and seconds of a work request."""
+    out = []
     async with mover(peer, HERE) as ours:
         for size, count in CASES:
-            await moved(ours, size, count, posting)  # registers, connects
+            await moved(ours, size, count)  # registers, connects
             case: dict[str, Any] = {"size": size, "count": count, "ours": [], "perftest": []}
             for _ in range(rounds):
-                case["ours"].append(await moved(ours, size, count, posting))
+                case["ours"].append(await moved(ours, size, count))
                 case["perftest"].append(await asyncio.to_thread(perftest, program, size))
             out.append(case)
-    return out
+        return out, await posted(ours, POSTED)
 
 
 # -- a cable pulled in the middle ------------------------------------------------------------------------------
@@ -180,14 +194,14 @@ def main() -> None:
     if "--serve" in sys.argv:
         return asyncio.run(serve(sys.argv[-1]))
     program, rounds, pulls = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    cases = cables = list[dict[str, Any]]()
+    cases, work, cables = list[dict[str, Any]](), list[float](), list[dict[str, Any]]()
     if rounds:
         with target(THERE) as peer:
-            cases = asyncio.run(measure(peer, program, rounds))
+            cases, work = asyncio.run(measure(peer, program, rounds))
     if pulls:
         with target(BOTH_THERE) as peer:
             cables = asyncio.run(measure_pulled(peer, pulls))
-    print(json.dumps({"cases": cases, "cables": cables}), flush=True)
+    print(json.dumps({"cases": cases, "work": work, "cables": cables}), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import report, store_tables
 from benchmarks.store import too_long
 from benchmarks.store_budgets import BUDGETS, KIB, MIB, SUITES, Case, Cell, budget_rows, sized, speed_rows
-from benchmarks.store_rdma import rows_of, rows_of_cable
+from benchmarks.store_rdma import row_of_work, rows_of, rows_of_cable
 
 CASE = Case("transfers", "read", MIB)
 
@@ -115,16 +115,14 @@ def test_a_contender_is_spared_what_would_take_for_ever_at_its_speed_so_far() ->
     assert not too_long(table, Case("paper", "write", 128 * KIB, 128, 64), "slow")  # another operation says nothing
 
 
-def test_rdma_rows_are_ratios_of_a_round_and_processor_time_of_a_work_request() -> None:
-    ours = [
-        {"speed": 90.0, "cpu": 0.01, "own": 0.001, "works": 100},
-        {"speed": 120.0, "cpu": 0.04, "own": 0.004, "works": 200},
-    ]
-    ratio, cpu, whole, speed, theirs = rows_of({"size": MIB, "count": 48, "ours": ours, "perftest": [100.0, 100.0]})
+def test_rdma_rows_are_ratios_of_a_round_and_time_of_a_work_request() -> None:
+    ours = [{"speed": 90.0, "cpu": 0.01}, {"speed": 120.0, "cpu": 0.04}]
+    ratio, cpu, speed, theirs = rows_of({"size": MIB, "count": 10, "ours": ours, "perftest": [100.0, 100.0]})
     assert ratio.value == pytest.approx(1.05) and ratio.met is True and ratio.budget == 0.9
-    assert cpu.value == pytest.approx(15.0) and cpu.met is False and "300 work requests" in cpu.note
-    assert whole.value == pytest.approx(150.0) and whole.budget is None
+    assert cpu.value == pytest.approx(2.5) and cpu.budget is None
     assert speed.value == pytest.approx(105.0) and theirs.value == pytest.approx(100.0)
+    work = row_of_work([8e-6, 9e-6, 20e-6])
+    assert work.value == pytest.approx(9.0) and work.met is True and row_of_work([11e-6]).met is False
 
 
 def test_what_a_pulled_cable_costs_is_told_pair_by_pair() -> None:

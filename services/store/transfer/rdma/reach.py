@@ -85,7 +85,7 @@ class Reach(msgspec.Struct, frozen=True, dict=True):
 
     def at(self, offset: int, length: int) -> Place:
         """Raises OutOfRange unless the range is inside one memory region."""
-        index = bisect_right(self.parts, offset, key=lambda part: part.offset) - 1
+        index = bisect_right(self.starts, offset) - 1
         if index < 0 or length <= 0 or offset + length > (part := self.parts[index]).offset + part.length:
             raise OutOfRange(f"[{offset}, {offset}+{length}) is in no memory region of segment {self.name}")
         return Place(part.address + offset - part.offset, part.keys)
