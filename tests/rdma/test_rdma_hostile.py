@@ -173,7 +173,7 @@ async def test_thousands_of_scattered_requests_in_one_go(world: World) -> None:
     a, b = await pair(world, 16 * MIB)
     b.pool.fill(1)
     rng = np.random.default_rng(2)
-    places = rng.permutation(4096)
+    places = rng.permutation(4096)[:1500]
     requests = [read(b.ref, int(at) * 4096, int(at) * 4096, int(rng.integers(1, 4000))) for at in places]
     results = await a.run(requests)
     by_rdma(results, sum(request.length for request in requests))
