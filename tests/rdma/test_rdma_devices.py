@@ -25,7 +25,8 @@ RANKED = rank([LINK_LOCAL, V1, V2, V6])
 def nic(room: int = 100, most: int = 1000, entries: list[Any] | None = None) -> Nic:
     """One whose device is not there."""
     made = Nic.__new__(Nic)
-    made.name, made.gids, made.lost, made.mtu, made.broken = "mlx5_0", RANKED, False, 5, 3
+    made.name, made.gids, made.mtu, made.broken = "mlx5_0", RANKED, 5, 3
+    made.failed = made.lost = False
     made.moved = {"read": 10, "write": 20}
     made._room = room
     made.limits = SimpleNamespace(max_qp_wr=most)  # type: ignore[assignment]
