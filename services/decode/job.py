@@ -206,7 +206,7 @@ class DecodeJob(Job):
                     await self._indexed(running, INDEX_WAIT_S)
                 self._publish_last(running)
                 if not await self._indexed(running, COMMIT_WAIT_S):
-                    self.service.log.warning("the last blocks were not committed in time", request=self.key[0])
+                    self.service.log.warning("the last blocks were not committed in time")
                 commits.cancel()
         except ExceptionGroup:  # the agent is gone, or there was no room to fill the last block: the answer is complete
             self._publish_last(running)
@@ -247,4 +247,4 @@ class DecodeJob(Job):
             except StoreError as e:
                 if self.store.closed:
                     raise
-                self.service.log.warning("blocks were not committed", request=self.key[0], error=e.code)
+                self.service.log.warning("blocks were not committed", error=e.code)

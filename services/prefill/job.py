@@ -165,7 +165,7 @@ class PrefillJob(Job):
         except StoreError as e:
             if self.store.closed:
                 raise
-            self.service.log.warning("blocks were not committed", request=self.key[0], error=e.code)
+            self.service.log.warning("blocks were not committed", error=e.code)
 
     def _draw(self) -> Draw:
         prompt = self.prompt
@@ -252,4 +252,4 @@ class PrefillJob(Job):
         try:
             await self._start(output, usage)
         except MooncakeError as e:
-            self.service.log.debug("decode did not hear of the end", request=self.key[0], error=e.code)
+            self.service.log.debug("decode did not hear of the end", error=e.code)

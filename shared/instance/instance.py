@@ -30,7 +30,7 @@ from shared.messages import (
     Since,
     SinceReply,
 )
-from shared.telemetry import counter, gauge, held, log
+from shared.telemetry import bound, counter, gauge, held, log
 
 TICK_S = 0.1
 SETTLE_S = 5.0
@@ -183,7 +183,7 @@ class Instance(ABC, Generic[J]):
     async def _work(self, job: J) -> None:
         outcome = "done"
         try:
-            with held(f"{self.role}_attempts"):
+            with held(f"{self.role}_attempts"), bound(request=job.key[0], attempt=job.key[1]):
                 await job.run()
         except asyncio.CancelledError:
             outcome = "dropped"

@@ -233,3 +233,17 @@ async def test_what_the_sampler_leaves_out_is_sent_when_it_failed(
     for spans in new(receiver.wait(whole)).values():
         (root,) = named(spans, "POST /v1/completions")
         assert root.status == "STATUS_CODE_ERROR"
+
+
+async def test_log_lines_of_a_request_name_it_and_its_trace(
+    mesh: Mesh, receiver: Receiver, tokens: Callable[[int], list[int]]
+) -> None:
+    trace, _, header = traceparent(True)
+    await until(lambda: len(computing(mesh)) == 0 and mesh.get("/cluster")["ready"])
+    asked = asyncio.create_task(post(mesh, tokens(2000), {"traceparent": header}))
+    await until(lambda: computing(mesh))
+    os.kill(computing(mesh)[0], signal.SIGKILL)
+    status, answer = await asked
+    assert status == 200
+    lines = [line for line in mesh.log.read_text().splitlines() if "attempt left" in line and trace in line]
+    assert len(lines) == 1 and answer["id"].removeprefix("cmpl-") in lines[0]

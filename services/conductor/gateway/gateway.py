@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
+from opentelemetry import trace
 
 from services.conductor.gateway import metrics
 from services.conductor.gateway.ask import ask_chat, ask_completion
@@ -32,7 +33,7 @@ from services.conductor.gateway.traces import Traces
 from services.conductor.generation import Dispatcher, Readiness
 from shared.errors import Unavailable
 from shared.metrics_server import render
-from shared.telemetry import log
+from shared.telemetry import bound, log
 
 logger = log("gateway")
 
@@ -90,18 +91,23 @@ class Gateway:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         unique = uuid.uuid4().hex
         exchange = Exchange(unique, request_id(request.headers.get(REQUEST_ID), unique), "unknown", time.monotonic())
+        with bound(request=unique):
+            response = await self._answered(request, exchange)
+        if self.draining:
+            response.force_close()  # the client's next request belongs on another server
+        return response
+
+    async def _answered(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
         try:
-            response = await self._route(request, exchange)
+            return await self._route(request, exchange)
         except (asyncio.CancelledError, ConnectionError):
             exchange.cancelled()
             raise
         except Exception as error:
-            response = self._refuse(error, exchange)
+            with trace.use_span(exchange.span, end_on_exit=False):  # it has ended; what is logged still belongs to it
+                return self._refuse(error, exchange)
         finally:
             exchange.close(time.monotonic())
-        if self.draining:
-            response.force_close()  # the client's next request belongs on another server
-        return response
 
     def readiness(self) -> Readiness:
         """The dispatcher's, and what the gateway itself has against serving."""
