@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.mesh.conftest import BASE, BLOCK, MODEL, Mesh, start_mesh, tokens
+from tests.mesh.conftest import tokens
+from tests.mesh.mesh import BASE, BLOCK, MODEL, Mesh, start_mesh
 from tests.mesh.test_completions_mesh import test_a1_cold_then_warm_on_another_node_then_warm_local
 from tests.rdma.rig import NICS, in_guest, make_words_model, packets
 
