@@ -11,6 +11,7 @@ from services.store.client import StoreClient
 from services.store.object_calls import PIN_TTL, Pinned, Replicas
 from services.store.objects import Buffer, Data, Put
 from shared.blocks import Namespace
+from shared.errors import DeadlineExceeded
 
 T = TypeVar("T")
 
@@ -45,7 +46,13 @@ class SyncStoreClient:
             raise
 
     def _run(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout + SLACK)
+        """Raises DeadlineExceeded where the loop itself is stuck: the call is given up then, not left to go on."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout + SLACK)
+        except TimeoutError as e:
+            future.cancel()
+            raise DeadlineExceeded(f"the store client did not answer within {timeout + SLACK:g} s") from e
 
     def put(self, items: Sequence[tuple[bytes, Data]], timeout: float = 10.0) -> list[Put]:
         return self._run(self._client.put(items, timeout), timeout)

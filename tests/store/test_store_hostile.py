@@ -8,6 +8,7 @@ import os
 import resource
 import socket
 import sys
+import threading
 import typing
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 
 from services.store import local_messages as local
 from services.store import peer_messages as peer
-from services.store import slabs
+from services.store import slabs, sync_client
 from services.store.agent import Agent, run_agent
 from services.store.client import StoreClient
 from services.store.directory import Board, LocalDirectory
@@ -34,9 +35,10 @@ from services.store.session import Session
 from services.store.settings import StoreSettings
 from services.store.slab import segment_name
 from services.store.slabs import check
+from services.store.sync_client import SyncStoreClient
 from shared.blocks import Namespace
 from shared.engines.base import Owner, PoolClass
-from shared.errors import ConfigError, Contended, InvalidInput, MooncakeError, ProtocolError
+from shared.errors import ConfigError, Contended, DeadlineExceeded, InvalidInput, MooncakeError, ProtocolError
 from shared.messages import Ref
 from tests.examples import examples
 from tests.store.conftest import NAMESPACE, STRIDE
@@ -229,6 +231,26 @@ async def test_an_answer_of_another_type_ends_the_session_and_nobody_waits() -> 
         await asking
     assert session.closed
     theirs.close()
+
+
+async def test_a_blocking_call_that_is_late_is_given_up(start_agent: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, given_up = await start_agent(), threading.Event()
+
+    async def late() -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            given_up.set()
+
+    def call() -> None:
+        with SyncStoreClient(agent.settings.socket, NAMESPACE, secret="s") as client:
+            monkeypatch.setattr(sync_client, "SLACK", 0.05)
+            with pytest.raises(DeadlineExceeded):
+                client._run(late(), 0.0)
+            monkeypatch.undo()
+            assert given_up.wait(100)
+
+    await asyncio.to_thread(call)
 
 
 async def test_peers_are_asked_together_to_remove() -> None:
