@@ -7,10 +7,15 @@ Shells: ``publishing``, ``mirroring``, ``lookup``, ``dropping``, ``sweeping``, `
 
 from __future__ import annotations
 
-SHARDS = 16
-"""Default number of shards. All processes of a mesh use the same."""
+SHARDS = 1
+"""Default number of shards. All processes of a mesh use the same. More spread the index over the servers of a Redis
+Cluster, but cut every commit into as many entries: a conductor then follows several times fewer blocks a second.
+"""
 
 DRAM, SSD = 0, 1
+
+STREAM = 1 << 16
+"""Entries kept in the streams of all shards, about."""
 
 
 def code(incarnation: int) -> bytes:
@@ -29,6 +34,7 @@ class Layout:
         if not 1 <= shards <= 256:
             raise ValueError("an index has 1 to 256 shards")
         self.shards = shards
+        self.kept = STREAM // shards  # entries in a stream, about
         bases = [f"mc:{{{mesh}.{shard}}}:" for shard in range(shards)]
         self.blocks = [base + "blocks" for base in bases]  # hash: key -> places
         self.stream = [base + "stream" for base in bases]  # changes

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from shared.blocks import KEY, key_count
-from shared.index.entry import NO_PARENT, Entry, unpack_heads
+from shared.index.entry import MOST_KEYS, NO_PARENT, Entry, unpack_heads
 from shared.index.forest import ROOT
 
 MOST_PARTIAL = 64
@@ -18,6 +18,19 @@ _FEW = 16
 
 Chain = tuple[bytes | None, bytes]
 """(parent, consecutive keys). Parent ROOT: a chain begins, or the one before is not known; None: a single loose key."""
+
+
+_ASCENDING = struct.pack(f"<{MOST_KEYS}H", *range(1, MOST_KEYS + 1))
+
+
+def single(entry: Entry) -> Chain | None:
+    """The chain of an entry that is a whole batch and one chain with a known parent, as most are."""
+    keys, heads = entry.keys, entry.heads
+    if len(heads) != 2 + KEY or KEY * entry.total != len(keys) or heads[0] or heads[1]:
+        return None
+    if entry.positions != _ASCENDING[: 2 * entry.total]:
+        return None
+    return (ROOT if heads[2:] == NO_PARENT else heads[2:]), keys
 
 
 def chains(entries: Sequence[Entry]) -> list[Chain]:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from shared.index.digest import State
-from shared.index.entry import ADD, DELETE, NO_PARENT, Entry, pack_heads
+from shared.index.entry import ADD, DELETE, MOST_KEYS, NO_PARENT, Entry, pack_heads
 
-MOST_BATCH = 2048  # keys; with 16 shards an entry of a full batch has about 128
+MOST_BATCH = 2048  # keys
 
 
 @dataclass(slots=True)
@@ -44,8 +44,14 @@ class Change:
         )
 
 
-def cut(changes: Iterable[Change]) -> Iterator[list[Change]]:
-    """Batches in order: changes to one tier, at most MOST_BATCH, each with its position.
+def most_batch(shards: int) -> int:
+    """Keys of a batch: with one shard a batch is one entry, which says itself what it follows; with more its entries
+    are as full as the batch is large."""
+    return min(MOST_KEYS * shards, MOST_BATCH)
+
+
+def cut(changes: Iterable[Change], most: int = MOST_BATCH) -> Iterator[list[Change]]:
+    """Batches in order: changes to one tier, at most ``most``, each with its position.
 
     Consecutive positions are consecutive blocks. A head's parent is named; where the parent is not known, a position
     is left out instead.
@@ -53,7 +59,7 @@ def cut(changes: Iterable[Change]) -> Iterator[list[Change]]:
     batch: list[Change] = []
     position = 0
     for change in changes:
-        if batch and (change.new != batch[0].new or len(batch) == MOST_BATCH):
+        if batch and (change.new != batch[0].new or len(batch) == most):
             yield batch
             batch, position = [], 0
         follows = bool(batch) and change.parent is not None and change.parent == batch[-1].key

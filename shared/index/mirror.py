@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shared.blocks import key_count
+from shared.blocks import KEY, key_count
 from shared.errors import ProtocolError
 from shared.index import SHARDS, shard_of
-from shared.index.assembly import Partials, chains
+from shared.index.assembly import Partials, chains, single
 from shared.index.digest import State, rotated, xor_keys
 from shared.index.entry import ADD, BEGIN, DELETE, END, REPUBLISH, SWEPT, Entry, unpack
 from shared.index.prefix import Effect, PrefixIndex
@@ -40,6 +40,30 @@ class _Shard:
     not_before: float = 0.0
     pause: float = RESYNC_FIRST
     scan: Scan | None = None
+
+
+@dataclass(slots=True)
+class _Line:
+    """Entries of one agent and shard that go on where the one before ended; ``entry`` is the first."""
+
+    number: int
+    entry: Entry
+    parent: bytes
+    pieces: list[bytes]
+
+    def goes_on(self, number: int, entry: Entry, parent: bytes) -> bool:
+        first = self.entry
+        if number != self.number or entry.code != first.code or entry.op != first.op or entry.tier != first.tier:
+            return False
+        return entry.op == DELETE or parent == self.pieces[-1][-KEY:]
+
+
+def _piece(entry: Entry) -> tuple[bytes, bytes] | None:
+    """(parent, keys) of an entry that needs no other to be understood."""
+    if entry.op == DELETE:
+        return b"", entry.keys
+    chain = single(entry) if entry.op == ADD else None
+    return None if chain is None or chain[0] is None else (chain[0], chain[1])
 
 
 class Mirror:
@@ -136,8 +160,7 @@ class Mirror:
                 groups.setdefault(order, []).append((number, entry))
                 if id > shard.exact or entry.op == SWEPT:
                     touched[number, entry.code] = entry
-        for order in sorted(groups):
-            self._change(groups[order], now)
+        self._change_all([groups[order] for order in sorted(groups)], now)
         for (number, _), entry in touched.items():
             self._check(number, entry)
         for code in {entry.code for entry in touched.values() if entry.op == SWEPT}:
@@ -160,6 +183,32 @@ class Mirror:
             shard.republishing.discard(code)
         shard.states[code] = State(entry.state.seq, before.size, before.xor)
 
+    def _change_all(self, groups: Sequence[Sequence[tuple[int, Entry]]], now: float) -> None:
+        """What one agent adds to one chain or removes, a piece after the other, is one change."""
+        line: _Line | None = None
+        for group in groups:
+            number, entry = group[0]
+            piece = _piece(entry) if len(group) == 1 else None
+            if piece is not None and line is not None and line.goes_on(number, entry, piece[0]):
+                line.pieces.append(piece[1])
+                continue
+            if line is not None:
+                self._change_line(line)
+            line = None if piece is None else _Line(number, entry, piece[0], [piece[1]])
+            if line is None:
+                self._change(group, now)
+        if line is not None:
+            self._change_line(line)
+
+    def _change_line(self, line: _Line) -> None:
+        entry, keys = line.entry, b"".join(line.pieces)
+        column = self._column(entry.code)
+        self._account(line.number, entry, keys)
+        if entry.op == DELETE:
+            self._correct(entry, self.prefix.remove(column, keys))
+        else:
+            self._correct(entry, self.prefix.store(column, keys, line.parent, entry.tier))
+
     def _change(self, group: Sequence[tuple[int, Entry]], now: float) -> None:
         """The entries of one batch, or one entry of a republish."""
         first = group[0][1]
@@ -167,7 +216,7 @@ class Mirror:
             return
         column = self._column(first.code)
         for number, entry in group:
-            self._account(number, entry)
+            self._account(number, entry, entry.keys)
         entries = [entry for _, entry in group]
         if first.op == DELETE:
             self._correct(first, self.prefix.remove(column, b"".join(entry.keys for entry in entries)))
@@ -185,16 +234,16 @@ class Mirror:
             self._codes[column] = code
         return column
 
-    def _account(self, number: int, entry: Entry) -> None:
-        """As if every key of the entry changed something; :meth:`_correct` takes back what did not."""
+    def _account(self, number: int, entry: Entry, keys: bytes) -> None:
+        """As if all ``keys`` changed something as ``entry`` says; :meth:`_correct` takes back what did not."""
         states = self._shards[number].states
         seq, size, xor = states.get(entry.code, _NOTHING)
-        n = key_count(entry.keys)
+        n = key_count(keys)
         self.applied += n
         states[entry.code] = State(
             seq,
             size + n if entry.op == ADD else size - n,
-            xor ^ rotated(xor_keys(entry.keys), entry.tier if entry.op == ADD else 0),
+            xor ^ rotated(xor_keys(keys), entry.tier if entry.op == ADD else 0),
         )
 
     def _correct(self, entry: Entry, effect: Effect) -> None:

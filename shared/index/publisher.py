@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from shared.index import SHARDS, shard_of
-from shared.index.batches import Change, cut
-from shared.index.digest import State, rotated, xor_keys
+from shared.index.batches import Change, cut, most_batch
+from shared.index.digest import State, rotated
 from shared.index.entry import ADD, BEGIN, DELETE, END, FORCE, MOST_KEYS, REPUBLISH, Entry, pack
 from shared.index.twin import DIFFERS, RESYNC
 
@@ -20,7 +20,7 @@ MOST_QUEUED = 1 << 16  # keys; beyond it (Redis is down) the queue is dropped an
 MOST_FLIGHT = 32  # entries of one shard under way
 MOST_BEGUN = 1 << 14  # keys of the shards whose republish begins with one flight, but for one shard
 MOST_TAKEN = 1 << 11  # changes that one flight takes out of the queue: an agent's loop has others to serve
-MOST_RECENT = 1024  # evicted keys per shard that a stale copy of Redis may still have
+MOST_RECENT = 1 << 14  # evicted keys, of all shards, that a stale copy of Redis may still have
 
 _NOTHING = State()
 
@@ -28,6 +28,9 @@ _NOTHING = State()
 @dataclass
 class _Shard:
     tiers: dict[bytes, int] = field(default_factory=dict)  # the inventory
+    xor: int = 0  # its digest
+    slow: int = 0  # of them not in DRAM
+    covered: int = 0  # changes up to this number went with the last republish
     queue: deque[Change] = field(default_factory=deque)
     issued: State = _NOTHING  # after the last entry made
     acked: State = _NOTHING  # after the last entry that Redis took
@@ -38,11 +41,19 @@ class _Shard:
     republish: Iterator[Entry] | None = None
     differs: bool = False  # a republish did not help: read what Redis holds
     surplus: Sequence[bytes] | None = None  # what Redis holds, read for the next republish
-    recent: deque[bytes] = field(default_factory=lambda: deque(maxlen=MOST_RECENT))
+    recent: deque[bytes] = field(default_factory=deque)
 
     @property
     def quiet(self) -> bool:
         return not (self.queue or self.flight or self.unsure)
+
+    def change(self, key: bytes, old: int, new: int) -> None:
+        """Of the digest; -1: not held."""
+        number = int.from_bytes(key, "big")
+        for tier in (old, new):
+            if tier >= 0:
+                self.xor ^= rotated(number, tier)
+        self.slow += (new > 0) - (old > 0)
 
     @property
     def unsure(self) -> bool:
@@ -55,7 +66,8 @@ class Publisher:
 
     def __init__(self, code: bytes, shards: int = SHARDS) -> None:
         self.code = code
-        self._shards = [_Shard() for _ in range(shards)]
+        self._shards = [_Shard(recent=deque(maxlen=MOST_RECENT // shards)) for _ in range(shards)]
+        self._most_batch = most_batch(shards)
         self._changes: deque[Change] = deque()
         self._queued = 0
         self._batch = 0
@@ -71,6 +83,7 @@ class Publisher:
             old = shard.tiers.get(key, -1)
             if old != tier:
                 shard.tiers[key] = tier
+                shard.change(key, old, tier)
                 self._queue(shard, key, parent, old, tier)
             parent = key
 
@@ -81,6 +94,7 @@ class Publisher:
             old = shard.tiers.pop(key, -1)
             if old >= 0:
                 shard.recent.append(key)
+                shard.change(key, old, -1)
                 self._queue(shard, key, None, old, -1)
 
     def _of(self, key: bytes) -> _Shard:
@@ -147,7 +161,9 @@ class Publisher:
     def _distribute(self) -> None:
         """Changes in order -> batches -> the shards' queues. Their keys get positions in the batch on the way."""
         some = [self._changes.popleft() for _ in range(min(len(self._changes), MOST_TAKEN))]
-        for batch in cut(some):
+        news = [change for change in some if change.number > self._of(change.key).covered]
+        self._queued -= len(some) - len(news)
+        for batch in cut(news, self._most_batch):
             self._batch = (self._batch + 1) & 0xFFFFFFFF
             for change in batch:
                 change.batch, change.total = self._batch, len(batch)
@@ -229,6 +245,7 @@ class Publisher:
         """A republish out of the inventory as it is now, which has all that is queued."""
         self._queued -= len(shard.queue)
         shard.queue.clear()
+        shard.covered = self.changed
         shard.republish = self._republish(shard, shard.surplus)
         shard.stale, shard.surplus = False, None
         self.republished += 1
@@ -236,16 +253,14 @@ class Publisher:
     def _republish(self, shard: _Shard, surplus: Sequence[bytes] | None) -> Iterator[Entry]:
         """BEGIN, all keys by tier, what Redis may have or has beyond them, END. The inventory is read here and now."""
         held: dict[int, list[bytes]] = {}
-        if any(shard.tiers.values()):
+        if shard.slow:
             for key, tier in shard.tiers.items():
                 held.setdefault(tier, []).append(key)
-        elif shard.tiers:  # all in DRAM
+        else:
             held[0] = list(shard.tiers)
         beyond = shard.recent if surplus is None else surplus
         gone = [key for key in dict.fromkeys(beyond) if key not in shard.tiers]
-        size, xor = len(shard.tiers), 0
-        for tier, keys in held.items():
-            xor ^= rotated(xor_keys(b"".join(keys)), tier)
+        size, xor = len(shard.tiers), shard.xor
 
         def entry(op: int, keys: Sequence[bytes] = (), tier: int = 0, flags: int = REPUBLISH) -> Entry:
             shard.issued = State(shard.issued.seq + 1, size, xor)

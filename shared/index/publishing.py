@@ -21,7 +21,6 @@ log = logging.getLogger(__name__)
 LINGER = 0.003  # seconds that changes are collected before they go
 BEAT = 1.0
 RETRY_FIRST, RETRY_MOST = 0.1, 2.0
-STREAM = 4096  # entries kept per shard, about
 SCAN = 1000  # hash fields per call
 
 _BEAT = 8
@@ -147,7 +146,7 @@ class IndexPublisher:
     async def _send(self, flights: dict[int, list[bytes]]) -> dict[int, list[tuple[str, State | None]]]:
         keys = self._keys
         calls: list[Call] = [
-            ([keys.blocks[shard], keys.stream[shard], keys.taken[shard]], [entry, STREAM])
+            ([keys.blocks[shard], keys.stream[shard], keys.taken[shard]], [entry, keys.kept])
             for shard, entries in flights.items()
             for entry in entries
         ]

@@ -9,7 +9,6 @@ from typing import Self
 from shared.errors import Unavailable
 from shared.index import SHARDS, Layout
 from shared.index.entry import swept
-from shared.index.publishing import STREAM
 from shared.metadata import Metadata
 from shared.redis_client import Argument
 from shared.redis_scripts import load
@@ -115,7 +114,7 @@ class Sweeper:
         entries: list[Argument] = [part for code in dead for part in (code, swept(code))]
         cursor = b"0"
         while True:
-            args: list[Argument] = [cursor, PAGE, STREAM, *entries]
+            args: list[Argument] = [cursor, PAGE, keys.kept, *entries]
             cursor = await self._metadata.link.run(load("index_sweep"), names, args)
             if cursor == b"0":
                 return
