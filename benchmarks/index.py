@@ -10,10 +10,13 @@ import argparse
 import gc
 import json
 import os
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,6 +24,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import report
+from benchmarks.peers.environments import DYNAMO, Missing, python_of
+from benchmarks.peers.index_load import Prefixes, prefixes
+from benchmarks.peers.lines import Child, Failed
 from services.conductor.dispatch.matching import AgentTable
 from services.conductor.scheduling import Ask, Ledger, Objectives, PolicyOptions, Scheduler, policy
 from shared.blocks import KEY, chain_keys
@@ -38,6 +44,9 @@ CHAIN = 512
 
 MESSAGE = 16
 BLOCK = 256
+LOOKUPS = 200
+"""Of one length in a round."""
+
 clock = time.thread_time
 
 
@@ -150,27 +159,85 @@ def mirror(blocks: int, rounds: int) -> list[report.Row]:
 
 
 def lookups(blocks: int, rounds: int) -> list[report.Row]:
-    """``match`` by instances and length: instances hold random prefixes of 16 documents that fork after 32 blocks, some
-    500,000 blocks in all, as far as every instance can have one of them."""
+    """``match`` by instances and length, beside a peer's compiled tree on the same load: prefixes that fork, some with
+    holes (benchmarks/peers/index_load.py). The answers are compared. Ours: thread CPU time."""
     rows: list[report.Row] = []
-    rng = np.random.default_rng(1)
-    for instances in (8, 64, 256, 1000):
-        index = PrefixIndex()
-        trunk = rng.bytes(32 * KEY)
-        documents = [trunk + rng.bytes(2016 * KEY) for _ in range(16)]
-        for _ in range(instances):
-            column = index.add_column()
-            for document in rng.choice(16, min(16, max(1, 500_000 // (1024 * instances))), replace=False):
-                index.store(column, documents[document][: int(rng.integers(1, 2048)) * KEY], b"")
-        for length in (32, 128, 512, 2048):
-            samples = []
-            for turn in range(200 * rounds):
-                chain = documents[turn % 16][: length * KEY]
-                begin = clock()
-                index.match(chain)
-                samples.append(1e6 * (clock() - begin))
-            rows.append(report.row(f"match: {length} blocks, {instances} instances", "mooncake", samples, "us"))
+    with peer_tree() as (peer, why):
+        for instances in (8, 64, 256, 1000):
+            same = prefixes(instances)
+            index, chains = loaded(same)
+            if peer is not None:
+                peer.ask(do="build", workers=instances)
+                compare(index, chains, peer)
+            for length in (32, 128, 512, 2048):
+                ours, theirs = list[float](), list[float]()
+                for _ in range(rounds):
+                    ours += match_times(index, [chain[: length * KEY] for chain in chains])
+                    if peer is not None:
+                        theirs += peer.ask(do="times", length=length, count=LOOKUPS)["us"]
+                what = f"match: {length} blocks, {instances} instances"
+                rows += [
+                    report.row(what, "mooncake", ours, "us"),
+                    report.row(what, DYNAMO.name, theirs, "us", note=why),
+                ]
+                if theirs:
+                    ratio = statistics.median(theirs) / statistics.median(ours)
+                    row = report.row(f"{what}: dynamo / mooncake", "mooncake", [ratio], "x")
+                    row.budget, row.met = 3.0, ratio >= 3.0
+                    rows.append(row)
     return rows
+
+
+@contextmanager
+def peer_tree() -> Iterator[tuple[Child | None, str]]:
+    """Dynamo's tree in a process of its own, or why there is none."""
+    with tempfile.TemporaryDirectory() as logs:
+        try:
+            argv = [str(python_of(DYNAMO)), "-m", "benchmarks.peers.dynamo_index"]
+            child = Child(argv, {"DYN_LOG": "error"}, Path(logs) / "dynamo.log")
+        except (Missing, Failed) as e:
+            yield None, f"not run: {e}"
+            return
+        try:
+            yield child, ""
+        finally:
+            child.close()
+
+
+def loaded(given: Prefixes) -> tuple[PrefixIndex, list[bytes]]:
+    """The load in an index whose columns are the workers, and the documents as chains."""
+    keys = {block: block.to_bytes(8, "little") * 2 for document in given.documents for block in document}
+    index = PrefixIndex()
+    for _ in given.held:
+        index.add_column()
+    for worker, before, some in given.stores():
+        parent = b"" if before is None else keys[before]
+        index.store(worker, b"".join(keys[block] for block in some), parent)
+    for worker, block in given.removals():
+        index.remove(worker, keys[block])
+    return index, [b"".join(keys[block] for block in document) for document in given.documents]
+
+
+def match_times(index: PrefixIndex, chains: Sequence[bytes]) -> list[float]:
+    """Microseconds of CPU time of :data:`LOOKUPS` lookups, one document after the other."""
+    out = []
+    for turn in range(LOOKUPS):
+        chain = chains[turn % len(chains)]
+        begin = clock()
+        index.match(chain)
+        out.append(1e6 * (clock() - begin))
+    return out
+
+
+def compare(index: PrefixIndex, chains: Sequence[bytes], peer: Child) -> None:
+    """Both say the same of every document, or the benchmark ends here."""
+    for number, chain in enumerate(chains):
+        for length in (32, 2048):
+            found = index.match(chain[: length * KEY])
+            ours = {str(worker): int(found[worker]) for worker in found.nonzero()[0].tolist()}
+            theirs = peer.ask(do="scores", document=number, length=length)["scores"]
+            if ours != {worker: blocks for worker, blocks in theirs.items() if blocks}:
+                raise SystemExit(f"answers differ: document {number}, {length} blocks")
 
 
 def decisions(blocks: int, rounds: int) -> list[report.Row]:
@@ -207,7 +274,7 @@ def decisions(blocks: int, rounds: int) -> list[report.Row]:
             prompt, times = tokens[turn % 8][:count], [clock()]
             chain = chain_keys(bytes(KEY), prompt, BLOCK)
             times.append(clock())
-            lengths = agents.lengths(core.match(chain))
+            lengths = agents.matches(*core.lengths(chain))
             times.append(clock())
             ask = Ask(count, len(chain) // KEY, BLOCK, BLOCK << 10, 256)
             scheduler.decide(ask, ledger.view(chain, lengths, 0.0, block_size=BLOCK), goals)

@@ -114,12 +114,14 @@ def unpack_tokens(packed: bytes) -> Tokens:
 def chain_keys(parent: bytes, tokens: Tokens, block_size: int) -> bytes:
     """Keys of the full blocks of ``tokens``, chained after ``parent`` (a root or the key before)."""
     view = memoryview(np.ascontiguousarray(tokens, dtype="<u4").tobytes())
-    step, out = 4 * block_size, bytearray()
+    step, out, sha256 = 4 * block_size, bytearray(), hashlib.sha256
+    hashed = bytearray(len(parent) + step)  # one buffer: an object and a call less for each block
+    hashed[:-step] = parent
     for at in range(0, len(view) - step + 1, step):
-        digest = hashlib.sha256(parent)
-        digest.update(view[at : at + step])
-        parent = digest.digest()[:KEY]
+        hashed[-step:] = view[at : at + step]
+        parent = sha256(hashed).digest()[:KEY]
         out += parent
+        hashed[:-step] = parent
     return bytes(out)
 
 

@@ -30,6 +30,7 @@ class Peer:
 
 
 UPSTREAM = Peer("upstream", ("mooncake-transfer-engine-non-cuda==0.3.13.post1", "numpy"), GIB)
+DYNAMO = Peer("dynamo", ("ai-dynamo-runtime==1.6.1", "numpy"), GIB)
 NIXL = Peer("nixl", ("nixl-cu12==1.5.1", "numpy"), 12 * GIB)
 """It depends on torch, whose CUDA build alone takes some GB: ``torch`` below names another one."""
 

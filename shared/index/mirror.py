@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from shared.blocks import KEY, key_count
 from shared.errors import ProtocolError
 from shared.index import SHARDS, shard_of
 from shared.index.assembly import Partials, chains, single
 from shared.index.digest import State, rotated, xor_keys
 from shared.index.entry import ADD, BEGIN, DELETE, END, REPUBLISH, SWEPT, Entry, unpack
-from shared.index.prefix import Effect, PrefixIndex
+from shared.index.prefix import Effect, Lengths, PrefixIndex
 from shared.index.scan import Scan
 
 FORGET_AFTER = 60.0  # seconds until the entries of a dead incarnation leave memory
@@ -81,6 +83,8 @@ class Mirror:
         self._dead_since: dict[bytes, float] = {}
         self._spared: frozenset[bytes] = frozenset()
         self._partials = Partials()
+        self._order: tuple[bytes, ...] | None = None
+        self._take = np.empty(0, dtype=np.int64)
 
     # -- questions ------------------------------------------------------------------------------------------
 
@@ -96,6 +100,14 @@ class Mirror:
         found = zip(map(self._codes.get, columns.tolist()), lengths[columns].tolist(), strict=True)
         living = self._living  # rule: dead_uncounted
         return {code: blocks for code, blocks in found if code is not None and code in living}
+
+    def lengths(self, chain: bytes) -> tuple[tuple[bytes, ...], Lengths]:
+        """The living that have a column, and of each the blocks of the prefix of ``chain`` that it holds. The tuple is
+        the same object until it changes."""
+        if self._order is None:
+            self._order = tuple(code for code in self.columns if code in self._living)
+            self._take = np.array([self.columns[code] for code in self._order], dtype=np.int64)
+        return self._order, self.prefix.match(chain)[self._take]
 
     def dram(self, chain: bytes) -> dict[bytes, int]:
         """Of those that hold some of that prefix elsewhere than in DRAM: the blocks before the first such one."""
@@ -113,7 +125,9 @@ class Mirror:
 
     def living(self, codes: Collection[bytes], now: float) -> None:
         """The incarnations that count from now on. Others are forgotten after a while, unless they are spared."""
-        self._living = frozenset(codes)
+        living = frozenset(codes)
+        if living != self._living:
+            self._living, self._order = living, None
         for code in list(self.columns):
             if code in self._living:
                 self._dead_since.pop(code, None)
@@ -232,6 +246,7 @@ class Mirror:
         if column is None:
             column = self.columns[code] = self.prefix.add_column()
             self._codes[column] = code
+            self._order = None
         return column
 
     def _account(self, number: int, entry: Entry, keys: bytes) -> None:
@@ -279,6 +294,7 @@ class Mirror:
         column = self.columns.pop(code, None)
         if column is not None:
             del self._codes[column]
+            self._order = None
             self.prefix.drop(column)
         self._dead_since.pop(code, None)
         for shard in self._shards:

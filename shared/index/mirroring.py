@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from redis.exceptions import ResponseError
@@ -14,7 +14,7 @@ from shared.errors import Unavailable
 from shared.index import SHARDS, Layout
 from shared.index.digest import STATE, State, unpack_state
 from shared.index.mirror import Mirror
-from shared.index.prefix import PrefixIndex
+from shared.index.prefix import Lengths, PrefixIndex
 from shared.redis_client import Call, RedisLink, unavailable
 from shared.redis_scripts import load
 from shared.tasks import end
@@ -29,6 +29,7 @@ MOST_ENTRIES = 128  # per shard and read
 SCAN = 1000
 RETRY_FIRST, RETRY_MOST = 0.1, 2.0
 YIELD = 0.002  # seconds of work between two looks at the loop
+PORTION = 1 << 15  # bytes of entries applied in one turn of the loop
 
 
 class IndexMirror:
@@ -74,6 +75,10 @@ class IndexMirror:
     def match(self, chain: bytes) -> dict[bytes, int]:
         """Code -> blocks of the prefix of ``chain`` (16 bytes a key) that it probably holds; only > 0."""
         return self._core.match(chain)
+
+    def lengths(self, chain: bytes) -> tuple[tuple[bytes, ...], Lengths]:
+        """The same as columns: living codes (one object until they change), and blocks of each, 0 too."""
+        return self._core.lengths(chain)
 
     def dram(self, chain: bytes) -> dict[bytes, int]:
         """Code -> blocks of that prefix before the first that is on SSD; only of those that have such a block."""
@@ -153,7 +158,9 @@ class IndexMirror:
             more = await self._read(0, {shard: entries[-1][0] for shard, entries in read.items()})
             for shard, entries in more.items():
                 read.setdefault(shard, []).extend(entries)
-        self._core.apply(read, asyncio.get_running_loop().time())
+        for some in portions(read, PORTION):
+            self._core.apply(some, asyncio.get_running_loop().time())
+            await asyncio.sleep(0)
 
     async def _read(self, block: int, after: Mapping[int, int] | None = None) -> dict[int, list[tuple[int, bytes]]]:
         """Entries of all shards behind their cursors; ``block`` ms (0: not at all) where there are none."""
@@ -208,6 +215,7 @@ class IndexMirror:
                 self._core.page(shard, page)
                 if cursor == b"0":
                     break
+                await asyncio.sleep(0)
             ((tip, _, _),) = await self._tips([shard])
         except BaseException:
             self._core.give_up(shard)
@@ -221,6 +229,18 @@ class IndexMirror:
     async def _hscan(self, shard: int, cursor: bytes) -> tuple[bytes, list[bytes]]:
         cursor, page = await self._link.run(load("index_page"), [self._keys.blocks[shard]], [cursor, SCAN])
         return cursor, page
+
+
+def portions(
+    read: Mapping[int, Sequence[tuple[int, bytes]]], most: int
+) -> Iterator[Mapping[int, Sequence[tuple[int, bytes]]]]:
+    """``read`` in pieces of about ``most`` bytes, in order, every shard's entries spread evenly over them: what belongs
+    together stays close together."""
+    size = sum(len(payload) for entries in read.values() for _, payload in entries)
+    pieces = max(1, -(-size // most))
+    for piece in range(pieces):
+        cuts = {n: (piece * len(e) // pieces, (piece + 1) * len(e) // pieces) for n, e in read.items()}
+        yield {n: read[n][begin:end] for n, (begin, end) in cuts.items() if begin < end or pieces == 1}
 
 
 def _number(id: bytes) -> int:

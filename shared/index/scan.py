@@ -13,6 +13,12 @@ SLICE = 1000  # keys between two yields
 
 _NOTHING = State()
 
+Keys = tuple[set[bytes], set[bytes]]
+"""In DRAM, elsewhere."""
+
+Found = dict[int, Keys]
+"""By first byte: a set of all keys would stall for long whenever it grows."""
+
 
 class Scan:
     """``tip``: stream id from which to follow afterwards; ``taken``: sequences at that moment."""
@@ -21,7 +27,7 @@ class Scan:
         self.tip = tip
         self.states: dict[bytes, State] = {}
         self._taken = taken
-        self._found: dict[bytes, tuple[set[bytes], set[bytes]]] = {}  # code -> keys in DRAM, keys elsewhere
+        self._found: dict[bytes, Found] = {}
 
     def add(self, flat: Sequence[bytes]) -> None:
         """Pages of HSCAN: keys may come twice, and those that change meanwhile in either state."""
@@ -30,25 +36,29 @@ class Scan:
             pages.setdefault(places, []).append(key)
         for places, keys in pages.items():
             for at in range(0, len(places) - PLACE + 1, PLACE):
-                self._of(places[at : at + PLACE - 1])[places[at + PLACE - 1] != 0].update(keys)
+                found = self._found.setdefault(places[at : at + PLACE - 1], {})
+                self._note(found, keys, places[at + PLACE - 1] != 0)
 
-    def _of(self, code: bytes) -> tuple[set[bytes], set[bytes]]:
-        found = self._found.get(code)
-        if found is None:
-            found = self._found[code] = (set(), set())
-        return found
+    @staticmethod
+    def _note(found: Found, keys: Sequence[bytes], slow: bool) -> None:
+        for key in keys:
+            pair = found.get(key[0])
+            if pair is None:
+                pair = found[key[0]] = (set(), set())
+            pair[slow].add(key)
 
     def count(self) -> Iterator[None]:
         """Fill ``states``: what was found, with the sequences that belong to it."""
         for code in self._taken.keys() | self._found.keys():
-            fast, slow = self._of(code)
-            fast -= slow  # seen at both tiers: the stream will tell
-            xor = 0
-            for tier, keys in enumerate((fast, slow)):
-                for some in _slices(keys):
-                    xor ^= rotated(xor_keys(b"".join(some)), tier)
-                    yield
-            self.states[code] = State(self._taken.get(code, _NOTHING).seq, len(fast) + len(slow), xor)
+            size = xor = 0
+            for fast, slow in self._found.get(code, {}).values():
+                fast -= slow  # seen at both tiers: the stream will tell
+                size += len(fast) + len(slow)
+                for tier, keys in enumerate((fast, slow)):
+                    for some in _slices(keys):
+                        xor ^= rotated(xor_keys(b"".join(some)), tier)
+                        yield
+            self.states[code] = State(self._taken.get(code, _NOTHING).seq, size, xor)
 
     def merge(
         self,
@@ -64,18 +74,18 @@ class Scan:
             for code in self.states.keys() | states.keys()
             if states.get(code, _NOTHING)[1:] != self.states.get(code, _NOTHING)[1:]
         ]
-        surplus = {column(code): self._of(code) for code in differing if states.get(code, _NOTHING).size}
-        for byte in first_bytes if surplus else ():
-            yield from self._remove(prefix, byte, surplus)
-        for code in differing:
-            for tier, keys in enumerate(self._of(code)):
-                for some in _slices(keys):
-                    prefix.store_loose(column(code), some, tier)
-                    yield
+        surplus = [code for code in differing if states.get(code, _NOTHING).size]
+        for byte in first_bytes:
+            here = {code: self._found.get(code, {}).pop(byte, (set(), set())) for code in differing}
+            if surplus:
+                yield from self._remove(prefix, byte, {column(code): here[code] for code in surplus})
+            for code, pair in here.items():
+                for tier, keys in enumerate(pair):
+                    for some in _slices(keys):
+                        prefix.store_loose(column(code), some, tier)
+                        yield
 
-    def _remove(
-        self, prefix: PrefixIndex, byte: int, surplus: Mapping[int, tuple[set[bytes], set[bytes]]]
-    ) -> Iterator[None]:
+    def _remove(self, prefix: PrefixIndex, byte: int, surplus: Mapping[int, Keys]) -> Iterator[None]:
         """What the columns hold under this first byte and should not."""
         for rows in prefix.places.page(byte, SLICE):
             for key, _ in rows:

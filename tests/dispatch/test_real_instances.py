@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from services.conductor.dispatch import DispatchSettings, MeshDispatcher
@@ -43,12 +44,10 @@ class NodesIndex:
 
     nodes: list[MemoryNode]
 
-    def match(self, keys: bytes) -> Mapping[bytes, int]:
+    def lengths(self, keys: bytes) -> tuple[tuple[bytes, ...], npt.NDArray[Any]]:
         chain = [keys[i : i + KEY] for i in range(0, len(keys), KEY)]
-        lengths = {
-            code(node.agent): len(list(itertools.takewhile(node.committed.__contains__, chain))) for node in self.nodes
-        }
-        return {agent: length for agent, length in lengths.items() if length}
+        lengths = [len(list(itertools.takewhile(node.committed.__contains__, chain))) for node in self.nodes]
+        return tuple(code(node.agent) for node in self.nodes), np.array(lengths)
 
     def dram(self, keys: bytes) -> Mapping[bytes, int]:
         return {}

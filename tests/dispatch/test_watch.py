@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from services.conductor.dispatch import DispatchSettings, MeshDispatcher
@@ -76,16 +77,20 @@ async def test_it_becomes_ready_by_itself(setup: Setup) -> None:
     assert setup.dispatcher.context_length == 10_000
 
 
+def found(setup: Setup, matches: dict[bytes, int]) -> dict[str, int]:
+    return dict(setup.dispatcher.agents.matches(tuple(matches), np.array(list(matches.values()))))
+
+
 async def test_a_restart_in_place_is_seen_and_its_agent_too(setup: Setup) -> None:
     await until(lambda: setup.dispatcher.readiness().ready)
     agent = AgentRecord(ref=Ref("p0-agent", 1), node="n", code=b"a" * 8, host="h", port=1, host_id="h")
     await setup.metadata.register(agent)
     await until(lambda: "p0-agent" in setup.dispatcher.agents.records)
-    assert setup.dispatcher.agents.lengths({b"a" * 8: 3, b"x" * 8: 9}) == {"p0-agent": 3}
+    assert found(setup, {b"a" * 8: 3, b"x" * 8: 9}) == {"p0-agent": 3}
     again = msgspec.structs.replace(agent, ref=Ref("p0-agent", 2), code=b"b" * 8)
     await setup.metadata.register(again)
-    await until(lambda: setup.dispatcher.agents.lengths({b"b" * 8: 1}) == {"p0-agent": 1})
-    assert setup.dispatcher.agents.lengths({b"a" * 8: 3}) == {}  # D7: old blocks attract nothing
+    await until(lambda: found(setup, {b"b" * 8: 1}) == {"p0-agent": 1})
+    assert found(setup, {b"a" * 8: 3}) == {}  # D7: old blocks attract nothing
     await setup.metadata.register(msgspec.structs.replace(setup.fakes[0].record(), ref=Ref("p0", 2)))
     await until(lambda: setup.dispatcher.roster.get(Ref("p0", 2)) is not None)
 

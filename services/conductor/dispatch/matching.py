@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
+from services.conductor.scheduling import Matches
 from shared.records import AgentRecord
 
 
 class Matcher(Protocol):
     """The conductor's mirror of the block index."""
 
-    def match(self, keys: bytes) -> Mapping[bytes, int]:
-        """Agent code -> length in blocks of the prefix of ``keys`` that it holds; agents with none may be left out."""
+    def lengths(self, keys: bytes) -> tuple[tuple[bytes, ...], npt.NDArray[Any]]:
+        """Agent codes, and length in blocks of the prefix of ``keys`` that each holds (0 too). The codes are the same
+        object until they change."""
 
     def dram(self, keys: bytes) -> Mapping[bytes, int]:
         """Of agents that have some of that prefix on SSD: how many blocks of it come before the first such one."""
@@ -27,8 +32,8 @@ class Matcher(Protocol):
 class NoIndex:
     """Before the mirror is attached: nobody has anything."""
 
-    def match(self, keys: bytes) -> Mapping[bytes, int]:
-        return {}
+    def lengths(self, keys: bytes) -> tuple[tuple[bytes, ...], npt.NDArray[Any]]:
+        return (), np.empty(0, dtype=np.int64)
 
     def dram(self, keys: bytes) -> Mapping[bytes, int]:
         return {}
@@ -46,20 +51,30 @@ class AgentTable:
     def __init__(self) -> None:
         self.records: dict[str, AgentRecord] = {}
         self._by_code: dict[bytes, str] = {}
+        self._codes: tuple[bytes, ...] | None = None
+        self._ids: tuple[str, ...] = ()
+        self._known: npt.NDArray[Any] | None = None
 
     def put(self, record: AgentRecord) -> None:
         self.remove(record.ref.id)
         self.records[record.ref.id] = record
         self._by_code[record.code] = record.ref.id
+        self._codes = None
 
     def remove(self, id: str) -> None:
         record = self.records.pop(id, None)
         if record:
             self._by_code.pop(record.code, None)
+            self._codes = None
 
-    def lengths(self, matches: Mapping[bytes, int]) -> dict[str, int]:
-        """Agent id -> blocks, living incarnations only."""
-        return {id: blocks for id, blocks in self.named(matches).items() if blocks > 0}
+    def matches(self, codes: tuple[bytes, ...], blocks: npt.NDArray[Any]) -> Matches:
+        """Columns by code -> by agent id, living incarnations only."""
+        if codes is not self._codes:
+            ids = [self._by_code.get(code) for code in codes]
+            known = [at for at, id in enumerate(ids) if id is not None]
+            self._known = None if len(known) == len(ids) else np.array(known, dtype=np.int64)
+            self._codes, self._ids = codes, tuple(id for id in ids if id is not None)
+        return Matches(self._ids, blocks if self._known is None else blocks[self._known])
 
     def named(self, values: Mapping[bytes, int]) -> dict[str, int]:
         """By agent id, living incarnations only."""

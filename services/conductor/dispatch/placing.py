@@ -58,7 +58,7 @@ class Placer:
                 return Rejection("no_prefill")
             closed = [ref.id for ref in avoid if self._roster.get(ref)]
             strangers = [] if drawn else self._strangers(generation, avoid)
-            matches = self._agents.lengths(self.matcher.match(keys))
+            matches = self._agents.matches(*self.matcher.lengths(keys))
             dram = self._agents.named(self.matcher.dram(keys))
             view = self.ledger.view(keys, matches, now, [*closed, *strangers], ask.block_size, dram)
             decided = self._scheduler.decide(ask, view, objectives)

@@ -2,6 +2,7 @@
 
 from services.conductor.scheduling.decision import Candidate, Decision, Rejection
 from services.conductor.scheduling.ledger import Booking, Ledger
+from services.conductor.scheduling.matches import Matches
 from services.conductor.scheduling.policy import Policy, PolicyOptions
 from services.conductor.scheduling.registry import POLICIES, policy
 from services.conductor.scheduling.scheduler import Objectives, Scheduler
@@ -15,6 +16,7 @@ __all__ = [
     "DecodeView",
     "Decision",
     "Ledger",
+    "Matches",
     "Objectives",
     "Policy",
     "PolicyOptions",

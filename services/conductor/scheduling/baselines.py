@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from services.conductor.scheduling.decision import Prices
-from services.conductor.scheduling.policy import LeastStep, PolicyOptions, first_by, near
+from services.conductor.scheduling.policy import LeastStep, PolicyOptions, closed_out, first_by, near
 from services.conductor.scheduling.pricing import recompute
 from services.conductor.scheduling.views import Ask, Bools, DecodeView, Floats, PrefillView, SourceView
 
 
 def local_prices(ask: Ask, view: PrefillView) -> Prices:
     """What each instance would take with its own cache alone."""
-    price = recompute(ask, view, SourceView.none(), view.own, view.ready)
-    return Prices.unfetched(view, np.where(view.open, price, np.inf))
+    price, work = recompute(ask, view, SourceView.none(), view.own, view.ready)
+    return Prices.unfetched(view, closed_out(view, price), work)
 
 
 class LocalCache(LeastStep):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.conductor.scheduling.views import Ask, Floats, Ints, PrefillView
+from services.conductor.scheduling.views import Floats, Ints, PrefillView
 
 
 @dataclass(frozen=True)
@@ -20,27 +20,24 @@ class Candidate:
     price: float
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Prices:
     """Every prefill instance priced for one request. ``price``: predicted seconds until its first token (inf: closed).
+    ``work``: seconds of prefill proper, with the prefix that it would have.
     ``fetch``: length in blocks of the prefix it would have with the fetch that the price assumes, 0 without one.
     ``source``: row of the fetch's source, -1 without one."""
 
     view: PrefillView
     price: Floats
+    work: Floats
     fetch: Ints
     source: Ints
 
     @staticmethod
-    def unfetched(view: PrefillView, price: Floats) -> Prices:
+    def unfetched(view: PrefillView, price: Floats, work: Floats) -> Prices:
         """Nobody fetches."""
         nothing = np.zeros(len(price), dtype=np.int64)
-        return Prices(view, price, nothing, nothing - 1)
-
-    def compute(self, ask: Ask) -> Floats:
-        """Seconds of prefill proper on each instance, with the prefix it would have."""
-        prefix = np.where(self.source >= 0, self.fetch, self.view.own)
-        return self.view.seconds(ask.tokens, np.minimum(prefix * ask.block_size, ask.tokens - 1))
+        return Prices(view, price, work, nothing, nothing - 1)
 
     def candidates(self, limit: int) -> list[Candidate]:
         """The cheapest, least first."""
@@ -53,7 +50,7 @@ class Prices:
         ]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Decision:
     """``prefill``, ``decode``: instance ids. ``fetch_blocks``: prefix length to have from the store, 0 to compute what
     is not at hand. ``sources``: (agent, blocks), the planned one first. ``prefix_blocks``: prefix expected not to be

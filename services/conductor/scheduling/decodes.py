@@ -156,6 +156,7 @@ class Decodes:
     def others(self, id: str, requests: int, blocks: int) -> None:
         """What other conductors have placed there that no report counts as running."""
         seat = self.seats[id]
+        self._coming += blocks - seat.coming_blocks
         seat.coming, seat.coming_blocks = requests, blocks
         self._refresh(seat)
 
@@ -202,12 +203,12 @@ class Decodes:
             base=self._base,
             per_sequence=self._per_sequence,
             per_token=self._per_token,
-            running=self._running + self._coming,
-            kv_tokens=self._kv_tokens + self._coming_blocks * float(block_size),
-            room=self._room - self._promised,
+            running=self._running,
+            kv_tokens=self._kv_tokens + self._coming_blocks * float(block_size) if self._coming else self._kv_tokens,
+            room=self._room,
             total=self._total,
             most=self._most,
-            assigned=self._assigned + self._coming,
+            assigned=self._assigned,
             open=without(self._open, self._row, closed),
             turn=self._turn,
             live_row=live.row[:count],
@@ -220,10 +221,10 @@ class Decodes:
         row, model = self._row[seat.id], seat.model
         self._base[row], self._per_sequence[row], self._per_token[row] = model.base, model.per_sequence, model.per_token
         self._most[row] = seat.most or UNLIMITED
-        self._running[row], self._kv_tokens[row] = seat.running, seat.kv_tokens
-        self._room[row], self._total[row], self._turn[row] = seat.room, seat.total, seat.turn
-        self._promised[row], self._assigned[row] = sum(seat.unsettled.values()), seat.assigned
-        self._coming[row], self._coming_blocks[row] = seat.coming, seat.coming_blocks
+        self._running[row], self._kv_tokens[row] = seat.running + seat.coming, seat.kv_tokens
+        self._room[row] = seat.room - sum(seat.unsettled.values())
+        self._total[row], self._turn[row] = seat.total, seat.turn
+        self._assigned[row], self._coming_blocks[row] = seat.assigned + seat.coming, seat.coming_blocks
 
     def _rebuild(self) -> None:
         seats = list(self.seats.values())
@@ -235,8 +236,8 @@ class Decodes:
         self._open = np.array([seat.open for seat in seats], dtype=np.bool_)
         self._running, self._kv_tokens = np.zeros(size), np.zeros(size)
         self._room, self._total = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
-        self._turn, self._promised = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
-        self._assigned = np.zeros(size, dtype=np.int64)
-        self._coming, self._coming_blocks = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
+        self._turn, self._assigned = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
+        self._coming_blocks = np.zeros(size, dtype=np.int64)
+        self._coming = sum(seat.coming_blocks for seat in seats)
         for seat in seats:
             self._refresh(seat)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import numpy as np
 
 from services.conductor.scheduling.decision import Prices
-from services.conductor.scheduling.policy import LeastStep, first_by, near
+from services.conductor.scheduling.policy import LeastStep, closed_out, first_by, near
 from services.conductor.scheduling.pricing import fetch, recompute
 from services.conductor.scheduling.views import Ask, PrefillView, SourceView
 
 
 def cheaper_branch(ask: Ask, view: PrefillView, sources: SourceView, threshold: float) -> Prices:
     """Per instance the cheaper of computing and fetching; fetching only beyond the threshold."""
-    price = recompute(ask, view, sources, view.own, view.ready)
+    price, work = recompute(ask, view, sources, view.own, view.ready)
     if not len(sources.agents):
-        return Prices.unfetched(view, np.where(view.open, price, np.inf))
-    fetched, source = fetch(ask, view, sources, threshold)
+        return Prices.unfetched(view, closed_out(view, price), work)
+    fetched, its_work, source = fetch(ask, view, sources, threshold)
     wins = fetched < price
-    price = np.where(view.open, np.minimum(price, fetched), np.inf)
-    return Prices(view, price, np.where(wins, sources.blocks[source], 0), np.where(wins, source, -1))
+    np.copyto(price, fetched, where=wins)
+    np.copyto(work, its_work, where=wins)
+    blocks = np.where(wins, sources.blocks[source], 0)
+    return Prices(view, closed_out(view, price), work, blocks, np.where(wins, source, -1))
 
 
 class GlobalCache(LeastStep):
@@ -37,7 +39,7 @@ class GlobalCache(LeastStep):
     def choose(self, ask: Ask, prices: Prices) -> int:
         rows = near(prices.price, self.options)
         if len(rows) > 1:
-            work = prices.compute(ask)[rows]
-            slack = self.options.tie_ratio * float(prices.price[rows].min()) + self.options.tie_seconds
-            rows = rows[work <= work.min() + slack]
+            work = prices.work.take(rows)
+            slack = self.options.tie_ratio * float(prices.price[prices.price.argmin()]) + self.options.tie_seconds
+            rows = rows[work <= work[work.argmin()] + slack]
         return first_by(rows, prices.view.queue, prices.view.turn)

@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping
 from services.conductor.scheduling.agents import ALL_DRAM, Agents
 from services.conductor.scheduling.decision import Decision
 from services.conductor.scheduling.decodes import Decodes
+from services.conductor.scheduling.matches import Matches
 from services.conductor.scheduling.optimistic import Optimistic
-from services.conductor.scheduling.prefills import Prefills
+from services.conductor.scheduling.prefills import NOTHING_BELOW, Prefills
 from services.conductor.scheduling.views import Ask, View
 from shared.latency import DecodeModel, PrefillModel
 from shared.messages import Load
@@ -140,10 +141,10 @@ class Ledger:
         them are before the first that is on the SSD, where one is. ``closed``: ids that are out of the question for
         this request."""
         self._let_linger(now)
+        matches = Matches.of(matches)
+        below = self.agents.below(matches, dram) if dram else NOTHING_BELOW
         return View(
-            prefill=self.prefills.view(
-                now, matches, self.optimistic.match(keys), closed, self.agents.below(matches, dram)
-            ),
+            prefill=self.prefills.view(now, matches, self.optimistic.match(keys), closed, below),
             decode=self.decodes.view(now, closed, block_size),
             sources=self.agents.view(now, matches, dram),
         )

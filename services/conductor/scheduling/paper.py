@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from services.conductor.scheduling.decision import Prices
-from services.conductor.scheduling.policy import LeastStep
+from services.conductor.scheduling.policy import LeastStep, closed_out
 from services.conductor.scheduling.pricing import cached_tokens
 from services.conductor.scheduling.views import Ask, PrefillView, SourceView
 
@@ -26,7 +26,8 @@ class Paper(LeastStep):
         transfer = (sources.backlog[source] + moved) / sources.rate[source] if source >= 0 else np.zeros(len(over))
         compute = view.seconds(ask.tokens, cached_tokens(ask, prefix))
         price = np.where(over, transfer, 0.0) + view.queue + compute
-        return Prices(view, np.where(view.open, price, np.inf), np.where(over, best, 0), np.where(over, source, -1))
+        blocks, row = np.where(over, best, 0), np.where(over, source, -1)
+        return Prices(view, closed_out(view, price), compute, blocks, row)
 
     def find_best_prefix_match(self, sources: SourceView) -> tuple[int, int]:
         """(blocks, source row) of the longest match at a prefill instance, (0, -1) when nobody has any."""

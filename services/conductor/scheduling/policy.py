@@ -44,18 +44,25 @@ class Policy(Protocol):
 
 def near(values: Floats, options: PolicyOptions) -> Ints:
     """Rows equal to the least value, which is finite, within the options' tolerance."""
-    limit = float(values.min()) * (1.0 + options.tie_ratio) + options.tie_seconds
-    return np.flatnonzero(values <= limit)
+    limit = float(values[values.argmin()]) * (1.0 + options.tie_ratio) + options.tie_seconds
+    return (values <= limit).nonzero()[0]
+
+
+def closed_out(view: PrefillView, price: Floats) -> Floats:
+    """``price``, which is the caller's own, with inf where an instance is closed."""
+    if np.count_nonzero(view.open) < len(price):
+        price[~view.open] = np.inf
+    return price
 
 
 def first_by(rows: Ints, *keys: Floats | Ints) -> int:
     """That of ``rows`` with the least keys, in order."""
-    for key in keys:
+    for key in keys[:-1]:
         if len(rows) == 1:
-            break
-        values = key[rows]
-        rows = rows[values == values.min()]
-    return int(rows[0])
+            return int(rows[0])
+        values = key.take(rows)
+        rows = rows[values == values[values.argmin()]]
+    return int(rows[keys[-1].take(rows).argmin()])
 
 
 class LeastStep:
@@ -66,4 +73,6 @@ class LeastStep:
         self.options = options
 
     def choose_decode(self, view: DecodeView, steps: Floats, room: Bools) -> int:
-        return first_by(near(np.where(room, steps, np.inf), self.options), view.assigned, view.turn)
+        if np.count_nonzero(room) < len(room):
+            steps = np.where(room, steps, np.inf)
+        return first_by(near(steps, self.options), view.assigned, view.turn)

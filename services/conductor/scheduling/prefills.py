@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from services.conductor.scheduling.matches import Gather, Matches
 from services.conductor.scheduling.views import Floats, Ints, PrefillView, without
 from shared.latency import OnlineCorrection, PrefillModel
 from shared.messages import Load
@@ -49,6 +50,7 @@ class Prefills:
 
     def __init__(self) -> None:
         self.seats: dict[str, PrefillSeat] = {}
+        self._moving: dict[int, str] = {}  # bookings with a planned fetch
         self._turns = 0
         self._rebuild()
 
@@ -71,6 +73,7 @@ class Prefills:
 
     def remove(self, id: str) -> None:
         if self.seats.pop(id, None):
+            self._moving = {booking: seat for booking, seat in self._moving.items() if seat != id}
             self._rebuild()
 
     def set_open(self, id: str, open: bool) -> None:
@@ -89,6 +92,7 @@ class Prefills:
         seat.unsettled[booking] = seconds
         if fetched_at:
             seat.transfers[booking] = fetched_at
+            self._moving[booking] = id
         self._refresh(seat)
 
     def settle(self, booking: int, id: str) -> None:
@@ -102,6 +106,7 @@ class Prefills:
         if seat:
             seat.unsettled.pop(booking, None)
             seat.transfers.pop(booking, None)
+            self._moving.pop(booking, None)
             self._refresh(seat)
 
     def queue(self, now: float) -> Floats:
@@ -124,9 +129,9 @@ class Prefills:
         below: Mapping[str, tuple[int, float]] = NOTHING_BELOW,
     ) -> PrefillView:
         """``below``: agent -> blocks of its match that are on its SSD, and how fast that reads (bytes per second)."""
-        here = np.fromiter((matches.get(agent, 0) for agent in self.agents), np.int64, len(self.agents))
+        here = self._gather.blocks(Matches.of(matches))
         slow, disk = self._nothing, self._ones
-        if with_ssd := self._rows_of_agent.keys() & below.keys():
+        if below and (with_ssd := self._rows_of_agent.keys() & below.keys()):
             slow, disk = slow.copy(), disk.copy()
             for agent in with_ssd:
                 rows = self._rows_of_agent[agent]
@@ -144,9 +149,10 @@ class Prefills:
             ready=ready,
             below=slow,
             disk=disk,
-            inbound=np.maximum(self._inbound_until - now, 0.0),
+            inbound=np.maximum(self._inbound_until - now, 0.0) if self._moving else self._never,
             open=without(self._open, self._row, closed),
             turn=self._turn,
+            on_disk=slow is not self._nothing,
         )
 
     def _promised(self, now: float, here: Ints, promised: Mapping[str, tuple[int, float]]) -> tuple[Ints, Floats]:
@@ -173,6 +179,7 @@ class Prefills:
         self.ids = tuple(seat.id for seat in seats)
         self.agents = tuple(seat.agent for seat in seats)
         self._row = {id: row for row, id in enumerate(self.ids)}
+        self._gather = Gather(self.agents)
         self._rows_of_agent: dict[str, list[int]] = {}
         for row, agent in enumerate(self.agents):
             self._rows_of_agent.setdefault(agent, []).append(row)

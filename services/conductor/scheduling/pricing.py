@@ -30,42 +30,86 @@ def spared(ask: Ask, view: PrefillView, sources: SourceView) -> Floats:
 def at_hand(ask: Ask, view: PrefillView, sources: SourceView) -> Floats:
     """Seconds until what the instance's node has on its SSD is in its DRAM: the node takes the quicker way."""
     read = promotion(ask, view)
-    if not len(sources.agents) or not view.below.any():
+    if not len(sources.agents) or not view.on_disk:
         return read
     behind = (sources.backlog / sources.rate)[:, None] + view.inbound
     quickest: Floats = np.minimum(read, (spared(ask, view, sources) + behind).min(axis=0))
     return quickest
 
 
-def recompute(ask: Ask, view: PrefillView, sources: SourceView, blocks: Ints, ready: Floats | float = 0.0) -> Floats:
-    """Queue, then a prefill that starts from ``blocks`` blocks at hand, which are there after ``ready`` seconds, those
-    on the SSD when they are in DRAM."""
-    start: Floats = np.maximum(np.maximum(view.queue, ready), at_hand(ask, view, sources))
-    return start + view.seconds(ask.tokens, cached_tokens(ask, blocks))
+def recompute(
+    ask: Ask, view: PrefillView, sources: SourceView, blocks: Ints, ready: Floats | float = 0.0
+) -> tuple[Floats, Floats]:
+    """(price, its part that is computing): queue, then a prefill that starts from ``blocks`` blocks at hand, which are
+    there after ``ready`` seconds, those on the SSD when they are in DRAM."""
+    start: Floats = np.maximum(view.queue, ready)
+    if view.on_disk:
+        start = np.maximum(start, at_hand(ask, view, sources))
+    work = view.seconds(ask.tokens, cached_tokens(ask, blocks))
+    return start + work, work
 
 
-def transfers(ask: Ask, view: PrefillView, sources: SourceView) -> Floats:
-    """Seconds from now until the missing prefix is there, (source, instance): behind what the source sends already
-    and what is planned towards the instance; what is on the source's SSD is read there before it is sent."""
-    missing = np.maximum(sources.blocks[:, None] - view.here, 0)
-    per_block, behind = ask.block_bytes / sources.rate, sources.backlog / sources.rate
-    seconds: Floats = missing * per_block[:, None] + behind[:, None] + view.inbound
-    if (sources.dram < sources.blocks).any():
-        below = np.maximum(sources.blocks[:, None] - np.maximum(sources.dram[:, None], view.here), 0)
-        seconds += below * (ask.block_bytes / sources.disk)[:, None]
+def transfers(ask: Ask, view: PrefillView, sources: SourceView, source: int) -> Floats:
+    """Seconds from now until the missing prefix is there, where that is not all there: behind what the source sends
+    already and what is planned towards the instance; what is on the source's SSD is read there before it is sent."""
+    blocks, dram, block_bytes = int(sources.blocks[source]), int(sources.dram[source]), float(ask.block_bytes)
+    rate = float(sources.rate[source])
+    seconds: Floats = (blocks - view.here) * (block_bytes / rate)
+    seconds += view.inbound
+    seconds += float(sources.backlog[source]) / rate
+    if dram < blocks:
+        seconds += (blocks - np.maximum(dram, view.here)) * (block_bytes / float(sources.disk[source]))
     return seconds
 
 
-def fetch(ask: Ask, view: PrefillView, sources: SourceView, threshold: float) -> tuple[Floats, Ints]:
-    """Price and source row of the cheapest fetch for each instance (inf where none is allowed). A fetch overlaps
-    queueing, and is worth it only where it is ``threshold`` times longer than the own match. Needs a source."""
-    blocks = sources.blocks[:, None]
-    moved = transfers(ask, view, sources)
-    ready = np.maximum(promotion(ask, view), moved)
-    if view.below.any():
-        ready = np.minimum(ready, moved + spared(ask, view, sources))
+def transfer(ask: Ask, view: PrefillView, sources: SourceView, source: int, row: int) -> float:
+    """The same for one instance."""
+    blocks, here, block_bytes = int(sources.blocks[source]), int(view.here[row]), float(ask.block_bytes)
+    seconds = (blocks - here) * (block_bytes / float(sources.rate[source]))
+    seconds += float(sources.backlog[source]) / float(sources.rate[source]) + float(view.inbound[row])
+    return seconds + (blocks - max(int(sources.dram[source]), here)) * (block_bytes / float(sources.disk[source]))
+
+
+def worth_pricing(sources: SourceView) -> list[int]:
+    """Of sources that differ in nothing but their backlog, the one with the least; others cannot be cheaper."""
+    columns = (sources.blocks, sources.dram, sources.rate, sources.disk)
+    backlog = sources.backlog.tolist()
+    rows: dict[tuple[float, ...], int] = {}
+    for row, kind in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        if backlog[row] < backlog[rows.setdefault(kind, row)]:
+            rows[kind] = row
+    return list(rows.values())
+
+
+def fetch(ask: Ask, view: PrefillView, sources: SourceView, threshold: float) -> tuple[Floats, Floats, Ints | int]:
+    """(price, its part that is computing, source row) of the cheapest fetch for each instance; inf where none is
+    allowed. A fetch overlaps queueing, and is worth it only where it is ``threshold`` times longer than the own match.
+    Needs a source."""
+    least = view.own if threshold == 1.0 else np.maximum(threshold * view.own, view.here)
+    instead = spared(ask, view, sources) if view.on_disk else None
+    first, *others = worth_pricing(sources)
+    price, work = _fetch_from(ask, view, sources, first, least, instead)
+    if not others:
+        return price, work, first
+    source: Ints = np.full(len(price), first, dtype=np.int64)
+    for row in others:
+        other, its_work = _fetch_from(ask, view, sources, row, least, instead)
+        better = other < price
+        np.copyto(price, other, where=better)
+        np.copyto(work, its_work, where=better)
+        source[better] = row
+    return price, work, source
+
+
+def _fetch_from(
+    ask: Ask, view: PrefillView, sources: SourceView, source: int, least: Floats | Ints, instead: Floats | None
+) -> tuple[Floats, Floats]:
+    blocks = int(sources.blocks[source])
+    work = view.seconds(ask.tokens, min(blocks * ask.block_size, ask.tokens - 1))
+    ready = transfers(ask, view, sources, source)
+    if instead is not None:
+        ready = np.minimum(np.maximum(promotion(ask, view), ready), ready + instead[source])
     price = np.maximum(view.queue, ready)
-    price += view.seconds(ask.tokens, cached_tokens(ask, blocks))
-    price[blocks <= np.maximum(threshold * view.own, view.here)] = np.inf
-    source = price.argmin(axis=0)
-    return price[source, np.arange(len(source))], source
+    price += work
+    price[least >= blocks] = np.inf
+    return price, work

@@ -8,7 +8,7 @@ import numpy as np
 
 from services.conductor.scheduling.decision import Decision, Prices, Rejection
 from services.conductor.scheduling.policy import Policy
-from services.conductor.scheduling.pricing import transfers
+from services.conductor.scheduling.pricing import transfer
 from services.conductor.scheduling.views import Ask, Bools, DecodeView, SourceView, View
 
 MAX_SOURCES = 3
@@ -31,9 +31,9 @@ class Scheduler:
 
     def decide(self, ask: Ask, view: View, objectives: Objectives | None) -> Decision | Rejection:
         """``objectives`` None: place it however late it will be (it was accepted before)."""
-        if not view.prefill.open.any():
+        if not np.count_nonzero(view.prefill.open):
             return Rejection("no_prefill")
-        if not view.decode.open.any():
+        if not np.count_nonzero(view.decode.open):
             return Rejection("no_decode")
         room = with_room(ask, view.decode)
         if isinstance(room, Rejection):
@@ -54,11 +54,13 @@ class Scheduler:
 
 def with_room(ask: Ask, view: DecodeView) -> Bools | Rejection:
     """Which decode instances may be chosen, or why none. What exceeds an empty instance's promise gets all of it."""
-    fits = view.open & (view.total >= ask.least_blocks)
-    if not fits.any():
-        return Rejection("does_not_fit")
-    room: Bools = fits & (view.room >= np.minimum(ask.total_blocks, view.most))
-    return room if room.any() else Rejection("no_room", next_leave(view))
+    fits = view.total >= ask.least_blocks
+    fits &= view.open
+    room: Bools = view.room >= np.minimum(view.most, ask.total_blocks)
+    room &= fits
+    if np.count_nonzero(room):
+        return room
+    return Rejection("no_room", next_leave(view)) if np.count_nonzero(fits) else Rejection("does_not_fit")
 
 
 def next_leave(view: DecodeView) -> float:
@@ -70,7 +72,6 @@ def next_leave(view: DecodeView) -> float:
 def decision(ask: Ask, view: View, prices: Prices, p: int, decode: str, tbt: float) -> Decision:
     prefill, row, fetch = view.prefill, int(prices.source[p]), int(prices.fetch[p])
     prefix = fetch if row >= 0 else int(prefill.own[p])
-    compute = prefill.seconds_of(p, ask.tokens, min(prefix * ask.block_size, ask.tokens - 1))
     return Decision(
         prefill=prefill.ids[p],
         decode=decode,
@@ -78,8 +79,8 @@ def decision(ask: Ask, view: View, prices: Prices, p: int, decode: str, tbt: flo
         sources=sources_of(view.sources, row),
         prefix_blocks=prefix,
         queue=float(prefill.queue[p]),
-        compute=compute,
-        transfer=float(transfers(ask, prefill, view.sources)[row, p]) if row >= 0 else 0.0,
+        compute=float(prices.work[p]),
+        transfer=transfer(ask, prefill, view.sources, row, p) if row >= 0 else 0.0,
         ttft=float(prices.price[p]),
         tbt=tbt,
         prices=prices,

@@ -1,6 +1,7 @@
 """What a policy sees: plain columns, one row an instance, times in seconds from now.
 
-Views made by the ledger share its arrays: they hold until the ledger is changed, that is, for one decision.
+Views made by the ledger share its arrays: they hold until the ledger is changed, that is, for one decision. Nobody
+changes one; they are not frozen because that makes each field a call when they are made.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ class Ask:
         return -(-(self.tokens + 1) // self.block_size)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class PrefillView:
     """Prefill instances. ``here``: blocks of this prompt committed in the instance's pool; ``own`` (>= here): those
     that will be there when earlier requests of its queue are done, after ``ready`` seconds. ``below``: blocks of
     ``here`` that are on its node's SSD, read at ``disk`` bytes per second. ``queue``: seconds until a new prompt would
     start. ``inbound``: seconds of transfers already planned towards it. ``open``: may be chosen. ``turn``: when it was
-    last chosen (a counter)."""
+    last chosen (a counter). ``on_disk``: there may be any ``below``."""
 
     ids: Sequence[str]
     agents: Sequence[str]
@@ -64,20 +65,18 @@ class PrefillView:
     inbound: Floats
     open: Bools
     turn: Ints
+    on_disk: bool = True
 
     def seconds(self, tokens: int, cached: Ints | int) -> Floats:
         """Time to prefill ``tokens`` of which ``cached`` (broadcast against the rows) are there."""
-        computed = tokens - cached
-        seconds: Floats = self.base + computed * (self.linear + self.square * (tokens + cached))
+        seconds: Floats = self.square * (tokens + cached)
+        seconds += self.linear
+        seconds *= tokens - cached
+        seconds += self.base
         return seconds
 
-    def seconds_of(self, row: int, tokens: int, cached: int) -> float:
-        """The same of one row."""
-        computed = tokens - cached
-        return float(self.base[row] + computed * (self.linear[row] + self.square[row] * (tokens + cached)))
 
-
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class SourceView:
     """Agents that hold a prefix of this prompt, best first. ``blocks``: how long it is there, ``dram`` of
     them before the first that is on its SSD, read at ``disk`` bytes per second. ``rate``: bytes per second of its link;
@@ -98,7 +97,7 @@ class SourceView:
         return SourceView((), none, none, empty, empty, empty, empty.astype(np.bool_))
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class DecodeView:
     """Decode instances, and the live requests that this conductor has placed on them.
 
@@ -128,6 +127,8 @@ class DecodeView:
     def steps(self, at: float, tokens: float) -> Floats:
         """Predicted seconds of a decode step on each instance at ``at`` seconds from now, with a sequence of
         ``tokens`` tokens added."""
+        if not len(self.live_row):
+            return self.base + self.per_sequence * (self.running + 1) + self.per_token * (self.kv_tokens + tokens)
         leaving = (self.live_leaves > 0) & (self.live_leaves <= at)
         there = (self.live_joins <= at) & ~leaving
         rows, size = self.live_row[there], len(self.ids)
@@ -136,7 +137,7 @@ class DecodeView:
         return self.base + self.per_sequence * batch + self.per_token * attended
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class View:
     prefill: PrefillView
     decode: DecodeView
