@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help install run test coverage chaos test-rdma test-compose images compose-up compose-down stress recovery check \
-	format fuzz bench bench-store docs clean
+	format fuzz bench bench-store bench-conductor docs clean
 
 help:
 	@echo "make install   create .venv (nothing outside it) with everything to run and test"
@@ -39,6 +39,7 @@ help:
 	@echo "make bench     print a table of measurements, write benchmarks/results/*.json"
 	@echo "make bench-store  transfers and the store beside raw sockets, memcpy and the peers, which it installs into"
 	@echo "               .venv-peers (NIXL's with the torch of make install); ARGS='store --rounds 3'"
+	@echo "make bench-conductor  the index and the scheduling decision, lookups beside a compiled radix tree"
 	@echo "make docs      rewrite the generated parts of docs/"
 	@echo "make clean     remove caches and build output (not .venv)"
 
@@ -130,6 +131,9 @@ bench: $(STAMP)
 
 bench-store: $(STAMP)
 	$(BIN)/python -m benchmarks.store --torch="$$(cat $(STAMP))" $(ARGS)
+
+bench-conductor: $(STAMP)
+	$(BIN)/python -m benchmarks.index $(ARGS)
 
 docs: $(STAMP)
 	$(BIN)/mooncake config-docs --output docs/configuration.md

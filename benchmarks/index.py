@@ -29,9 +29,11 @@ from benchmarks.peers.index_load import Prefixes, prefixes
 from benchmarks.peers.lines import Child, Failed
 from services.conductor.dispatch.matching import AgentTable
 from services.conductor.scheduling import Ask, Ledger, Objectives, PolicyOptions, Scheduler, policy
-from shared.blocks import KEY, chain_keys
+from shared.blocks import KEY, chain_keys, split_keys
 from shared.index import DRAM, code
+from shared.index.entry import unpack
 from shared.index.mirror import Mirror
+from shared.index.mirroring import MOST_ENTRIES, PORTION, portions
 from shared.index.prefix import PrefixIndex
 from shared.index.publisher import Publisher
 from shared.index.twin import OK
@@ -120,41 +122,54 @@ def tree(blocks: int, rounds: int) -> list[report.Row]:
     return [*rows, report.row("conductor: bytes of each further place", "mooncake", [further], "B")]
 
 
-def entries(chains: Sequence[bytes], at_once: int, agent: bytes) -> list[dict[int, list[bytes]]]:
-    """What an agent that commits ``at_once`` blocks between two sendings appends to the shards."""
-    publisher = Publisher(agent)
-    out: list[dict[int, list[bytes]]] = []
+def entries(chains: Sequence[bytes], at_once: int, agent: bytes) -> list[tuple[int, bytes]]:
+    """The stream of an agent that commits ``at_once`` blocks between two sendings: (id, entry)."""
+    publisher = Publisher(agent, 1)
+    out: list[tuple[int, bytes]] = []
     for parent, keys in messages(chains, at_once):
-        publisher.committed(parent, [keys[at : at + KEY] for at in range(0, len(keys), KEY)], DRAM)
+        publisher.committed(parent, split_keys(keys), DRAM)
         while flights := publisher.take():
-            out.append(flights)
-            for shard in flights:
-                publisher.answered(shard, [(OK, entry.state) for entry in publisher._shards[shard].flight])
+            for shard, some in flights.items():
+                out += [(len(out) + at, entry) for at, entry in enumerate(some, 1)]
+                publisher.answered(shard, [(OK, unpack(entry).state) for entry in some])
     return out
 
 
+def empty_mirror() -> Mirror:
+    """Follows the only shard, in which nothing is yet."""
+    core = Mirror(1)
+    core.begin(0, 0, {})
+    for _ in core.finish(0, 0, 0.0):
+        pass
+    core.living([code(1)], 0.0)
+    return core
+
+
 def mirror(blocks: int, rounds: int) -> list[report.Row]:
-    """Applied as they come from the streams, decoding included, by how much a sending holds."""
+    """Applied as they come from the stream, decoding included, by how much a commit holds; the longest that one portion
+    took, as the shell cuts what it reads."""
     rows: list[report.Row] = []
     for at_once in (MESSAGE, CHAIN):
-        samples = []
+        rates, pauses = list[float](), list[float]()
         for turn in range(rounds):
-            chains = random_chains(blocks // 8, turn)
-            sent = entries(chains, at_once, code(1))
-
-            def applied(sent: list[dict[int, list[bytes]]] = sent) -> int:
-                core = Mirror()
-                for shard in range(16):
-                    core.begin(shard, 0, {})
-                    list(core.finish(shard, 0, 0.0))
-                core.living([code(1)], 0.0)
-                for id, flights in enumerate(sent, 1):
-                    core.apply({s: [(id << 64 | i, p) for i, p in enumerate(f)] for s, f in flights.items()}, 0.0)
-                return core.applied
-
-            samples.append(rate(applied))
-        what = f"mirror: blocks applied, {at_once} committed at a time over 16 shards"
-        rows.append(report.row(what, "mooncake", samples, "blocks/s", note="unpacked, put together, stored, digested"))
+            sent = entries(random_chains(blocks // 8, turn), at_once, code(1))
+            reads = [sent[at : at + MOST_ENTRIES] for at in range(0, len(sent), MOST_ENTRIES)]
+            core, begin, longest = empty_mirror(), clock(), 0.0
+            for read in reads:
+                for portion in portions({0: read}, PORTION):
+                    before = clock()
+                    core.apply(portion, 0.0)
+                    longest = max(longest, clock() - before)
+            rates.append(core.applied / (clock() - begin))
+            pauses.append(1000 * longest)
+            if core.differences.keys() - {"new"}:
+                raise SystemExit(f"the mirror differs: {core.differences}")
+        what, note = (
+            f"mirror: blocks applied, {at_once} committed at a time",
+            "unpacked, put together, stored, digested",
+        )
+        rows.append(report.row(what, "mooncake", rates, "blocks/s", note=note))
+        rows.append(report.row(f"{what}: longest portion", "mooncake", pauses, "ms"))
     return rows
 
 
@@ -304,7 +319,7 @@ def main() -> None:
         flags = ["--blocks", str(options.blocks), "--rounds", str(options.rounds), "--part", part]
         done = subprocess.run([sys.executable, "-m", "benchmarks.index", *flags], stdout=subprocess.PIPE, check=True)
         rows += [report.Row(**fields) for fields in json.loads(done.stdout)]
-    report.write("index", rows)
+    report.write("conductor", rows)
 
 
 if __name__ == "__main__":
