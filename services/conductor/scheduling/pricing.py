@@ -54,7 +54,7 @@ def transfers(ask: Ask, view: PrefillView, sources: SourceView, source: int) -> 
     already and what is planned towards the instance; what is on the source's SSD is read there before it is sent."""
     blocks, dram, block_bytes = int(sources.blocks[source]), int(sources.dram[source]), float(ask.block_bytes)
     rate = float(sources.rate[source])
-    seconds: Floats = (blocks - view.here) * (block_bytes / rate)
+    seconds: Floats = np.multiply(blocks - view.here, block_bytes / rate)
     seconds += view.inbound
     seconds += float(sources.backlog[source]) / rate
     if dram < blocks:
