@@ -14,6 +14,7 @@ from shared.index import SHARDS, shard_of
 from shared.index.batches import Change, cut, most_batch
 from shared.index.digest import State, rotated
 from shared.index.entry import ADD, BEGIN, DELETE, END, FORCE, MOST_KEYS, REPUBLISH, Entry, pack
+from shared.index.inventory import Inventory
 from shared.index.twin import DIFFERS, RESYNC
 
 MOST_QUEUED = 1 << 16  # keys; beyond it (Redis is down) the queue is dropped and everything published anew
@@ -27,9 +28,7 @@ _NOTHING = State()
 
 @dataclass
 class _Shard:
-    tiers: dict[bytes, int] = field(default_factory=dict)  # the inventory
-    xor: int = 0  # its digest
-    slow: int = 0  # of them not in DRAM
+    inventory: Inventory = field(default_factory=Inventory)
     covered: int = 0  # changes up to this number went with the last republish
     queue: deque[Change] = field(default_factory=deque)
     issued: State = _NOTHING  # after the last entry made
@@ -46,14 +45,6 @@ class _Shard:
     @property
     def quiet(self) -> bool:
         return not (self.queue or self.flight or self.unsure)
-
-    def change(self, key: bytes, old: int, new: int) -> None:
-        """Of the digest; -1: not held."""
-        number = int.from_bytes(key, "big")
-        for tier in (old, new):
-            if tier >= 0:
-                self.xor ^= rotated(number, tier)
-        self.slow += (new > 0) - (old > 0)
 
     @property
     def unsure(self) -> bool:
@@ -80,10 +71,8 @@ class Publisher:
         """``keys`` are held at ``tier`` now, consecutive after ``parent`` (b"": a chain begins; None: not known)."""
         for key in keys:
             shard = self._of(key)
-            old = shard.tiers.get(key, -1)
+            old = shard.inventory.change(key, tier)
             if old != tier:
-                shard.tiers[key] = tier
-                shard.change(key, old, tier)
                 self._queue(shard, key, parent, old, tier)
             parent = key
 
@@ -91,10 +80,9 @@ class Publisher:
         """``keys`` are not held any more."""
         for key in keys:
             shard = self._of(key)
-            old = shard.tiers.pop(key, -1)
+            old = shard.inventory.change(key, -1)
             if old >= 0:
                 shard.recent.append(key)
-                shard.change(key, old, -1)
                 self._queue(shard, key, None, old, -1)
 
     def _of(self, key: bytes) -> _Shard:
@@ -118,7 +106,7 @@ class Publisher:
 
     @property
     def blocks(self) -> int:
-        return sum(len(shard.tiers) for shard in self._shards)
+        return sum(len(shard.inventory) for shard in self._shards)
 
     def reached(self, mark: int) -> bool:
         """Redis has taken the first ``mark`` changes."""
@@ -136,7 +124,7 @@ class Publisher:
 
     def inventory(self, shard: int) -> dict[bytes, int]:
         """Key -> tier, as held."""
-        return dict(self._shards[shard].tiers)
+        return dict(self._shards[shard].inventory.items())
 
     # -- flights --------------------------------------------------------------------------------------------
 
@@ -147,9 +135,9 @@ class Publisher:
         for number, shard in enumerate(self._shards):
             if not shard.flight:
                 if shard.stale and not shard.differs:
-                    if begun and begun + len(shard.tiers) > MOST_BEGUN:
+                    if begun and begun + len(shard.inventory) > MOST_BEGUN:
                         continue  # it has to wait: all of it is read out at once
-                    begun += len(shard.tiers)
+                    begun += len(shard.inventory)
                 shard.flight = self._next(shard)
             elif not shard.again:
                 continue
@@ -253,14 +241,15 @@ class Publisher:
     def _republish(self, shard: _Shard, surplus: Sequence[bytes] | None) -> Iterator[Entry]:
         """BEGIN, all keys by tier, what Redis may have or has beyond them, END. The inventory is read here and now."""
         held: dict[int, list[bytes]] = {}
-        if shard.slow:
-            for key, tier in shard.tiers.items():
+        inventory = shard.inventory
+        if inventory.slow:
+            for key, tier in inventory.items():
                 held.setdefault(tier, []).append(key)
         else:
-            held[0] = list(shard.tiers)
+            held[0] = list(inventory)
         beyond = shard.recent if surplus is None else surplus
-        gone = [key for key in dict.fromkeys(beyond) if key not in shard.tiers]
-        size, xor = len(shard.tiers), shard.xor
+        gone = [key for key in dict.fromkeys(beyond) if key not in inventory]
+        size, xor = len(inventory), inventory.xor
 
         def entry(op: int, keys: Sequence[bytes] = (), tier: int = 0, flags: int = REPUBLISH) -> Entry:
             shard.issued = State(shard.issued.seq + 1, size, xor)
