@@ -1,4 +1,4 @@
-"""What an agent holds of one shard: key -> tier, with its digest. 64 dicts, so that none stalls for long as it grows."""
+"""What an agent holds of one shard: key -> tier, with its digest; in 64 dicts, so that none stalls as it grows."""
 
 from __future__ import annotations
 
