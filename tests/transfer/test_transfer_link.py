@@ -26,6 +26,7 @@ class FakeStream:
         self.ending = False
         self.over = False
         self.woken = 0
+        self.generous = True
         self.started: list[list[Slice]] = []
 
     def destroy(self) -> None:
@@ -41,6 +42,12 @@ class FakeStream:
             return False
         self.started.append(pieces)
         return True
+
+    def lend(self) -> bool:
+        return self.generous
+
+    def carry(self, pieces: list[Slice]) -> None:
+        raise AssertionError("the test does that")
 
 
 class LinkMachine(RuleBasedStateMachine):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from services.store.transfer.base import Op, Request, Status
 from services.store.transfer.batches import Batch, Job, Slice
 from services.store.transfer.copier import Copier, read
 from services.store.transfer.endpoint import Endpoint, Local
-from services.store.transfer.link import Link
+from services.store.transfer.link import Carrier, Link
 from services.store.transfer.metrics import IN_FLIGHT
 from services.store.transfer.peers import Peers
 from services.store.transfer.rdma.transport import Rdma
@@ -28,6 +28,9 @@ KINDS = {
     (Op.READ, True): Kind.COPY,
     (Op.WRITE, True): Kind.PULL,
 }
+
+Turn = tuple[Carrier, list[Slice]]
+"""A stream that was lent, and the frame to carry in its place."""
 
 
 class Dispatch:
@@ -49,7 +52,11 @@ class Dispatch:
         jobs = self._jobs(batch, requests)
         IN_FLIGHT.inc(len(requests))
         touched = {job.request.peer: self.peers.get(job.request.peer) for job in jobs if job.error is None}
-        self._copy(self._begin_all(jobs, touched))
+        at_once: list[Slice] = []
+        turn = self._begin_all(jobs, touched, at_once)
+        self._copy(at_once)
+        if turn is not None:
+            turn[0].carry(turn[1])
         for endpoint in touched.values():
             endpoint.mend()
         return jobs
@@ -91,16 +98,20 @@ class Dispatch:
 
     # -- jobs to slices ------------------------------------------------------------------------------------
 
-    def _begin_all(self, jobs: Sequence[Job], touched: dict[Ref, Endpoint]) -> list[Slice]:
-        """Send or park jobs; the slices to be copied at once."""
-        at_once: list[Slice] = []
+    def _begin_all(self, jobs: Sequence[Job], touched: dict[Ref, Endpoint], at_once: list[Slice]) -> Turn | None:
+        """Send or park jobs; adds the slices to be copied ``at_once``. What is to be carried here and now: only where
+        it keeps no other peer waiting."""
         with self._lock:
             for job in jobs:
                 if job.error is None:
                     self._begin(touched[job.request.peer].link, job, at_once)
                 else:
                     job.finish()
-        return at_once
+            turn = None
+            for endpoint in touched.values():
+                turn = endpoint.link.lend() if len(touched) == 1 else None
+                endpoint.link.rouse()
+        return turn
 
     def _begin(self, link: Link, job: Job, at_once: list[Slice]) -> None:
         if link.refuses(job):
@@ -116,7 +127,7 @@ class Dispatch:
         elif route.mapping is not None and job.length + sum(piece.length for piece in at_once) <= AT_ONCE:
             at_once += self._cut(link, job, route)
         else:
-            self._send(link, job, route)
+            self._send(link, job, route, link.enqueue)
 
     async def assign(self, link: Link, job: Job) -> None:
         """Find the transport of a parked job."""
@@ -133,9 +144,9 @@ class Dispatch:
             if route is None:
                 job.finish(error)
             else:
-                self._send(link, job, route)
+                self._send(link, job, route, link.submit)
 
-    def _send(self, link: Link, job: Job, route: Route) -> None:
+    def _send(self, link: Link, job: Job, route: Route, queue: Callable[[list[Slice]], None]) -> None:
         """Under the lock: queue the slices of a job."""
         if route.reach is not None:
             return self._rdma.send(link.ref, job, route.reach)
@@ -143,7 +154,7 @@ class Dispatch:
         if route.mapping is not None:
             self.copier.submit(slices)
         else:
-            link.submit(slices)
+            queue(slices)
 
     def _cut(self, link: Link, job: Job, route: Route) -> list[Slice]:
         """Under the lock. The job is under way from here on."""

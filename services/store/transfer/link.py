@@ -40,11 +40,21 @@ class Carrier(Protocol):
         """It was resting: send their frame here and now, as far as that does not block. False: its connection had ended
         before, nothing was sent."""
 
+    def lend(self) -> bool:
+        """It was resting: may whoever asks ``carry`` a frame in its place? It counts on that from here on."""
+
+    def carry(self, pieces: list[Slice]) -> None:
+        """It was lent: send their frame and receive its answer, here and now. What takes longer than is worth waiting
+        for is left to its thread. Not under the lock."""
+
     def destroy(self) -> None:
         """End it soon, from any thread; it reports by ``Link.lost`` when it has let go of all memory."""
 
 
 WRITES = (Kind.WRITE, Kind.PULL)
+HERE = MIB
+"""Frames of so many bytes are carried by whoever submits them, where a stream rests: that takes less than to tell a
+thread and hear of it."""
 SMALL = 32
 """So few slices without payload are sent by whoever submits them: a stream's thread then wakes once, to the answer."""
 Refusals = dict[int, dict[int, MooncakeError]]
@@ -89,15 +99,31 @@ class Link:
         self.parked.append(job)
 
     def submit(self, slices: Sequence[Slice]) -> None:
-        """Queue slices of jobs that have a transport now."""
+        """Queue slices of jobs that have a transport now, and get streams going."""
+        self.enqueue(slices)
+        self.rouse()
+
+    def enqueue(self, slices: Sequence[Slice]) -> None:
+        """Who calls this calls ``lend`` or ``rouse`` as well."""
         for piece in slices:
             self.queue.append(piece)
             self.queued_bytes += piece.length
-        if self.resting:
-            self._rouse()
 
-    def _rouse(self) -> None:
+    def lend(self) -> tuple[Carrier, list[Slice]] | None:
+        """A stream that rests, and the frame that all queued slices make together, to be carried by whoever asks. None:
+        nothing is queued, or it is better left to the streams' threads."""
+        if not self.queue or self.queued_bytes > HERE or not self.resting or any(self.carried.values()):
+            return None
+        carrier = next(iter(self.resting))
+        if carrier.ending or not carrier.lend():
+            return None
+        del self.resting[carrier]
+        return carrier, self._frame(self.carried[carrier])
+
+    def rouse(self) -> None:
         """Get streams going that rest: one, and one more for each frame that waits."""
+        if not (self.queue and self.resting):
+            return
         wanted = 1 + self.queued_bytes // FRAME_BYTES
         while wanted and self.queue and self.resting:
             carrier = next(iter(self.resting))
@@ -243,7 +269,7 @@ class Link:
             lost = self.unreaped[carrier.id] = Lost([piece.job.request.grant for piece in writes], writes)
             lost.settle(lambda piece: piece.job.error is not None or self.refuses(piece.job), _fenced())
         self._again([piece for piece in pieces if piece.kind not in WRITES], error)
-        self._rouse()  # for what this one was woken for
+        self.rouse()  # for what this one was woken for
 
     def reaped(self, stream: int) -> None:
         """The target says that nothing of that stream can land any more: its slices may go again."""

@@ -110,7 +110,49 @@ def _send(sock: socket.socket, buffers: list[memoryview | bytes]) -> None:
             buffers[at] = memoryview(buffers[at])[sent:]
 
 
-def send_now(sock: socket.socket, data: bytes) -> int:
+def send_in_time(sock: socket.socket, buffers: Buffers) -> list[memoryview | bytes]:
+    """As much as goes before the timeout of a plain socket (see ``block``); what is left."""
+    rest = list(buffers)
+    with contextlib.suppress(BlockingIOError):
+        while rest:
+            some = rest[:IOV_MAX]
+            rest[:IOV_MAX] = left = _left(some, sock.sendmsg(some))
+            if left:
+                break
+    return rest
+
+
+def receive_in_time(sock: socket.socket, buffers: Sequence[memoryview]) -> list[memoryview]:
+    """As much as comes before the timeout of a plain socket (see ``block``); what is left to be filled. Raises PeerGone
+    at the end of the stream."""
+    rest = list(buffers)
+    with contextlib.suppress(BlockingIOError):
+        while rest:
+            some = rest[:IOV_MAX]
+            if not (got := _receive_once(sock, some)):
+                raise PeerGone("the peer closed the connection")
+            rest[:IOV_MAX] = left = _left(some, got)
+            if left:
+                break
+    return rest
+
+
+def _receive_once(sock: socket.socket, buffers: list[memoryview]) -> int:
+    if len(buffers) == 1:
+        return sock.recv_into(buffers[0], 0, socket.MSG_WAITALL)
+    return sock.recvmsg_into(buffers, 0, socket.MSG_WAITALL)[0]
+
+
+def _left(buffers: Buffers, done: int) -> list[memoryview]:
+    """What is left of buffers without their first ``done`` bytes."""
+    for at, buffer in enumerate(buffers):
+        if done < len(buffer):
+            return [memoryview(buffer)[done:], *(memoryview(later) for later in buffers[at + 1 :])]
+        done -= len(buffer)
+    return []
+
+
+def send_now(sock: socket.socket, data: memoryview | bytes) -> int:
     """How much of a little data could be sent without waiting; an error is left for whoever receives to find."""
     try:
         if isinstance(sock, ssl.SSLSocket):

@@ -1,7 +1,9 @@
 """One data stream of an initiator: a thread that takes slices from its link, sends frames and receives the answers.
 
-Without work it rests: until the link wakes it, or sends a small frame in its place, so that it only wakes for the
-answer. What both touch is guarded by the link's lock, and ``Link.resting`` says whose turn it is.
+Without work it rests: until the link wakes it, or lends it. Who submits a small frame then carries it in the thread's
+place, to the answer, as long as that takes no longer than to tell the thread and hear of it; or only sends it, so that
+the thread wakes for the answer alone. What both touch is guarded by the link's lock; ``Link.resting`` and ``_lent`` say
+whose turn it is.
 
 Up to ``WINDOW`` frames are in flight, so that the target never waits for us between two. A payload of ours is never
 sent while answers with payload are on their way: each side would wait for the other to read.
@@ -12,35 +14,35 @@ from __future__ import annotations
 import os
 import select
 import socket
+import ssl
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from services.store.transfer.batches import Job, Slice
-from services.store.transfer.link import Link, Refusals
+from services.store.transfer.batches import Slice
+from services.store.transfer.flight import Answer, Frame
+from services.store.transfer.link import Link
+from services.store.transfer.patience import Patience
 from services.store.transfer.sockets import (
+    Buffers,
+    block,
     is_over,
     receive_all,
-    receive_body,
-    receive_header,
+    receive_in_time,
     send_all,
+    send_in_time,
     send_now,
     sever,
 )
-from services.store.transfer.spans import Span, views
-from services.store.transfer.wire import Kind, Range, SegmentRef, pack, pack_ranges, parse_errors
-from shared.errors import InternalError, MooncakeError, PeerGone, ProtocolError
+from services.store.transfer.wire import Kind
+from shared.errors import InternalError, MooncakeError, PeerGone
 from shared.telemetry import log
 
 WINDOW = 2
-
-
-@dataclass
-class Frame:
-    tag: int
-    kind: Kind
-    slices: list[Slice]
+WAIT = 1
+"""Milliseconds that whoever carries a frame waits for the beginning of its answer."""
+STALL = 0.001
+"""Seconds that a system call of theirs may block, which the kernel rounds up to its clock's tick."""
 
 
 OnEnd = Callable[["Stream", MooncakeError], None]
@@ -57,11 +59,20 @@ class Stream:
         self.ending = False
         self._tag = 0
         self._flying: deque[Frame] = deque()
-        self._unsent = memoryview(b"")
+        self._unsent: Buffers = ()
+        self._answer: Answer | None = None
+        self._expecting = False
+        self._lent = False
+        self._awaited = False
+        self._hasty = False
+        self._failure: Exception | None = None
+        self._patience = Patience()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._events = select.poll()
-        self._events.register(sock, select.POLLIN | select.POLLRDHUP)
-        self._events.register(self._bell, select.POLLIN)
+        self._events = select.epoll()
+        self._events.register(sock, select.EPOLLRDHUP)
+        self._events.register(self._bell, select.EPOLLIN)
+        self._arrival = select.poll()
+        self._arrival.register(sock, select.POLLIN)
         self.thread = threading.Thread(target=self._run, name=f"transfer-{number & 0xFFFF:x}", daemon=True)
 
     def begin(self) -> None:
@@ -95,12 +106,19 @@ class Stream:
             self._link.resting.pop(self, None)  # nobody wakes or starts it from here on
         self._sock.close()
         os.close(self._bell)
+        self._events.close()
         self._flying.clear()
         self._on_end(self, error)
 
     def _step(self) -> bool:
+        if self._failure is not None:
+            raise self._failure
+        if self._hasty:
+            block(self._sock)
+            self._hasty = False
         if self._unsent:
-            self._finish_sending()
+            rest, self._unsent = self._unsent, ()
+            send_all(self._sock, rest)
         if len(self._flying) < WINDOW:
             slices = self._take()
             if slices is None:
@@ -113,13 +131,30 @@ class Stream:
 
     def _rest(self) -> bool:
         """Until woken, started, or over."""
-        rang = any(fd == self._bell for fd, _ in self._events.poll())
-        if rang:
-            os.eventfd_read(self._bell)
+        rang = self._sleep()
+        if not rang and self._is_lent():  # the connection ended: whoever it is lent to sees that, too, and rings
+            self._events.unregister(self._sock)
+            rang = self._sleep()
+            self._events.register(self._sock, select.EPOLLRDHUP)
         with self._link.work:
             resting = self in self._link.resting
             self._link.resting.pop(self, None)
+            if self._expecting:
+                self._expecting = False
+                self._events.modify(self._sock, select.EPOLLRDHUP)
         return rang or not resting  # else the other side ended the connection
+
+    def _sleep(self) -> bool:
+        """True: until the bell rang."""
+        rang = any(fd == self._bell for fd, _ in self._events.poll())
+        if rang:
+            os.eventfd_read(self._bell)
+        return rang
+
+    def _is_lent(self) -> bool:
+        with self._link.work:
+            self._awaited = self._lent
+            return self._lent
 
     def wake(self) -> None:
         os.eventfd_write(self._bell, 1)
@@ -128,15 +163,57 @@ class Stream:
         if is_over(self._sock):
             self.destroy()
             return False
-        head = self._enter(pieces)
-        self._unsent = memoryview(head)[send_now(self._sock, head) :]
-        if self._unsent:
+        [head] = self._enter(pieces).buffers()
+        rest = head[send_now(self._sock, head) :]
+        if rest:
+            self._unsent = [rest]
             self.wake()
+        else:
+            self._expecting = True
+            self._events.modify(self._sock, select.EPOLLIN | select.EPOLLRDHUP)
         return True
 
-    def _finish_sending(self) -> None:
-        rest, self._unsent = self._unsent, memoryview(b"")
-        send_all(self._sock, [rest])
+    # -- lent --------------------------------------------------------------------------------------------------
+
+    def lend(self) -> bool:
+        self._lent = not isinstance(self._sock, ssl.SSLSocket) and self._patience.willing()
+        return self._lent
+
+    def carry(self, pieces: list[Slice]) -> None:
+        answer, over = None, is_over(self._sock)
+        try:
+            if not over:
+                answer = self._carry(pieces)
+        except Exception as e:  # the thread ends with it, and says so
+            self._failure = e
+        finally:
+            with self._link.work:
+                self._lent = False
+                if over:
+                    self._link.give_back(self, pieces)
+                elif answer is not None:
+                    self._landed(answer)
+                if answer is None or self._link.queue or self._awaited or self.ending:
+                    self.wake()
+                else:
+                    self._link.resting[self] = None
+
+    def _carry(self, pieces: list[Slice]) -> Answer | None:
+        """The answer, whole; None: it takes too long, and the thread goes on from where this has come to."""
+        if not self._hasty:
+            block(self._sock, STALL)
+            self._hasty = True
+        frame = self._enter(pieces)
+        self._unsent = send_in_time(self._sock, frame.buffers())
+        come = not self._unsent and bool(self._arrival.poll(WAIT))
+        answer = self._answer = Answer(frame)
+        while come and answer.wanted:
+            if left := receive_in_time(self._sock, answer.wanted):
+                answer.wanted, come = left, False
+            else:
+                answer.filled()
+        self._patience.waited(in_vain=not come)
+        return answer if come else None
 
     # -- sending and receiving ---------------------------------------------------------------------------------
 
@@ -150,77 +227,26 @@ class Stream:
             with self._link.work:
                 self._link.give_back(self, slices)
             return False
-        head = self._enter(slices)
-        send_all(self._sock, [head, *views(_local(slices))] if slices[0].kind is Kind.WRITE else [head])
+        send_all(self._sock, self._enter(slices).buffers())
         return True
 
-    def _enter(self, slices: list[Slice]) -> bytes:
-        """A frame is in flight from here on; its head."""
+    def _enter(self, slices: list[Slice]) -> Frame:
+        """A frame is in flight from here on."""
         self._tag = (self._tag + 1) & 0xFFFFFFFF
-        self._flying.append(Frame(self._tag, slices[0].kind, slices))
-        return pack(slices[0].kind, self._tag, _ranges(slices))
+        frame = Frame(self._tag, slices[0].kind, slices)
+        self._flying.append(frame)
+        return frame
 
     def _receive(self) -> bool:
-        header = receive_header(self._sock)
-        frame = self._flying[0]
-        if header.kind is not Kind.DONE or header.tag != frame.tag:
-            raise ProtocolError(f"{header.kind.name} {header.tag} where the answer to {frame.tag} belongs")
-        errors = parse_errors(receive_body(self._sock, header))
-        refused = _refusals(frame.slices, errors) if errors else {}
-        if frame.kind is Kind.READ:
-            receive_all(self._sock, views(_allowed(frame.slices, refused)))
-        self._flying.popleft()
+        answer = self._answer or Answer(self._flying[0])
+        while answer.wanted:
+            receive_all(self._sock, answer.wanted)
+            answer.filled()
         with self._link.work:
-            self._link.landed(self, frame.slices, refused)
+            self._landed(answer)
         return True
 
-
-def _ranges(slices: list[Slice]) -> bytes:
-    """The body that describes slices to the target."""
-    table: dict[SegmentRef, int] = {}
-    ranges = []
-    for piece in slices:
-        request = piece.job.request
-        segment = table.setdefault(piece.target, len(table))
-        source, at = 0, 0
-        if piece.source is not None:
-            source, at = table.setdefault(piece.source, len(table)), request.local_offset + piece.offset
-        step = piece.job.step if piece.job.step < piece.length else 0
-        ranges.append(Range(segment, request.offset + piece.offset, piece.length, request.grant, source, at, step))
-    return pack_ranges(list(table), ranges)
-
-
-def _local(slices: list[Slice]) -> list[Span]:
-    return [_span(piece.job, piece.offset, piece.length) for piece in slices]
-
-
-def _allowed(slices: list[Slice], refused: Refusals) -> list[Span]:
-    """Where the bytes go that the target sends: all but those of refused pieces."""
-    if not refused:
-        return _local(slices)
-    return [
-        _span(piece.job, at, length)
-        for index, piece in enumerate(slices)
-        for number, (at, length) in enumerate(piece.pieces())
-        if number not in refused.get(index, ())
-    ]
-
-
-def _span(job: Job, offset: int, length: int) -> Span:
-    assert job.local is not None
-    return job.local, job.request.local_offset + offset, length
-
-
-def _refusals(slices: list[Slice], errors: dict[int, MooncakeError]) -> Refusals:
-    """Errors counted over the frame, as errors of each slice. Raises ProtocolError."""
-    refused: Refusals = {}
-    first = 0
-    for index, piece in enumerate(slices):
-        count = len(piece.pieces())
-        mine = {number - first: error for number, error in errors.items() if first <= number < first + count}
-        if mine:
-            refused[index] = mine
-        first += count
-    if any(not 0 <= number < first for number in errors):
-        raise ProtocolError("the target refused what was not asked")
-    return refused
+    def _landed(self, answer: Answer) -> None:
+        """Under the lock."""
+        self._answer = None
+        self._link.landed(self, self._flying.popleft().slices, answer.refused)
