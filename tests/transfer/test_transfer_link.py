@@ -46,7 +46,7 @@ class FakeStream:
     def lend(self) -> bool:
         return self.generous
 
-    def carry(self, pieces: list[Slice]) -> None:
+    def carry(self, pieces: list[Slice]) -> bool:
         raise AssertionError("the test does that")
 
 

@@ -4,33 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from services.store.transfer.base import Op, Request, Status
+from services.store.transfer.base import Request, Status
 from services.store.transfer.batches import Batch, Job, Slice
 from services.store.transfer.copier import Copier, read
 from services.store.transfer.endpoint import Endpoint, Local
-from services.store.transfer.link import Carrier, Link
+from services.store.transfer.express import Express
+from services.store.transfer.link import Link
 from services.store.transfer.metrics import IN_FLIGHT
 from services.store.transfer.peers import Peers
 from services.store.transfer.rdma.transport import Rdma
 from services.store.transfer.routes import Route, Routes
 from services.store.transfer.segments import Segments
 from services.store.transfer.topology.slices import SLICE_CEILING, cut, slice_size
-from services.store.transfer.wire import MAX_GRANT, MAX_LENGTH, MIB, Kind, SegmentRef, check_name
+from services.store.transfer.wire import MAX_GRANT, MAX_LENGTH, MIB, check_name
 from shared.errors import Fenced, InvalidInput, MooncakeError, OutOfRange, PeerGone
 from shared.messages import Ref
 
 AT_ONCE = MIB
 """Mapped READs of so many bytes are copied where they are submitted: that takes less than to tell a thread."""
-
-KINDS = {
-    (Op.READ, False): Kind.READ,
-    (Op.WRITE, False): Kind.WRITE,
-    (Op.READ, True): Kind.COPY,
-    (Op.WRITE, True): Kind.PULL,
-}
-
-Turn = tuple[Carrier, list[Slice]]
-"""A stream that was lent, and the frame to carry in its place."""
 
 
 class Dispatch:
@@ -44,6 +35,7 @@ class Dispatch:
         self._rdma = rdma
         self.peers = Peers(local, cap, self.assign)
         self.copier = Copier(local.lock, self.verify)
+        self._express = Express(local.lock, segments, routes, self.peers)
 
     def submit(self, batch: Batch, requests: Sequence[Request]) -> list[Job]:
         """On the loop. Wrong requests become failed jobs. Raises InvalidInput when the batch has no room."""
@@ -52,14 +44,22 @@ class Dispatch:
         jobs = self._jobs(batch, requests)
         IN_FLIGHT.inc(len(requests))
         touched = {job.request.peer: self.peers.get(job.request.peer) for job in jobs if job.error is None}
-        at_once: list[Slice] = []
-        turn = self._begin_all(jobs, touched, at_once)
-        self._copy(at_once)
-        if turn is not None:
-            turn[0].carry(turn[1])
+        self._copy(self._begin_all(jobs, touched))
         for endpoint in touched.values():
             endpoint.mend()
         return jobs
+
+    def express(self, batch: Batch, requests: Sequence[Request]) -> list[Job]:
+        """On the loop: small requests to one peer, to which nothing else is under way. Their jobs, all COMPLETED or all
+        PENDING; none: they have to be submitted."""
+        jobs = self._jobs(batch, requests)
+        self._express.carry(jobs)
+        if jobs[0].status is not Status.WAITING:
+            return jobs
+        for job in jobs:
+            if job.local is not None:
+                self._segments.let_go(job.local)
+        return []
 
     def expire(self, jobs: Sequence[Job], error: MooncakeError) -> None:
         """Give jobs up; they end as soon as nothing of them is in flight (``dest_held``)."""
@@ -98,20 +98,18 @@ class Dispatch:
 
     # -- jobs to slices ------------------------------------------------------------------------------------
 
-    def _begin_all(self, jobs: Sequence[Job], touched: dict[Ref, Endpoint], at_once: list[Slice]) -> Turn | None:
-        """Send or park jobs; adds the slices to be copied ``at_once``. What is to be carried here and now: only where
-        it keeps no other peer waiting."""
+    def _begin_all(self, jobs: Sequence[Job], touched: dict[Ref, Endpoint]) -> list[Slice]:
+        """Send or park jobs; the slices to be copied at once."""
+        at_once: list[Slice] = []
         with self._lock:
             for job in jobs:
                 if job.error is None:
                     self._begin(touched[job.request.peer].link, job, at_once)
                 else:
                     job.finish()
-            turn = None
             for endpoint in touched.values():
-                turn = endpoint.link.lend() if len(touched) == 1 else None
                 endpoint.link.rouse()
-        return turn
+        return at_once
 
     def _begin(self, link: Link, job: Job, at_once: list[Slice]) -> None:
         if link.refuses(job):
@@ -158,17 +156,14 @@ class Dispatch:
 
     def _cut(self, link: Link, job: Job, route: Route) -> list[Slice]:
         """Under the lock. The job is under way from here on."""
-        request, mapped = job.request, route.transport == "shm"
-        size = SLICE_CEILING if mapped else slice_size(job.length, link.queued_bytes, self._local.streams)
+        size = (
+            SLICE_CEILING
+            if route.transport == "shm"
+            else slice_size(job.length, link.queued_bytes, self._local.streams)
+        )
         pieces = cut(job.length, size, job.step)
-        job.transport, job.mapping, job.open = route.transport, route.mapping, len(pieces)
-        kind = KINDS[request.op, mapped]
-        target = SegmentRef(request.segment, route.mapping.shape.instance if route.mapping else 0)
-        slices = [Slice(job, kind, at, length, target) for at, length in pieces]
-        if kind is Kind.PULL and job.local is not None:
-            for piece in slices:
-                piece.source = SegmentRef(job.local.name, job.local.instance)
-        return slices
+        job.open = len(pieces)
+        return route.slices(job, pieces)
 
     # -- mapped reads --------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from services.store.transfer.base import (
 from services.store.transfer.batches import Batch, BatchTable, Job, Slice
 from services.store.transfer.dispatch import Dispatch
 from services.store.transfer.endpoint import Endpoint, Local
+from services.store.transfer.express import HERE
 from services.store.transfer.handshake import Hello
 from services.store.transfer.host import host_id as find_host_id
 from services.store.transfer.limits import Limits
@@ -209,36 +210,45 @@ class Engine:
         self._batches.free(batch)
 
     async def transfer(self, requests: Sequence[Request], timeout: float) -> list[Result]:
-        began, taken = time.monotonic(), sizes(requests)
-        try:
-            await self._rooms.take(taken, timeout)
-        except DeadlineExceeded as e:
-            return [Result(Status.FAILED, error=e) for _ in requests]
-        try:
-            return await self._transfer(requests, timeout - (time.monotonic() - began))
-        finally:
-            self._rooms.give(taken)
-
-    async def _transfer(self, requests: Sequence[Request], timeout: float) -> list[Result]:
-        loop = self._running()
-        batch = self._batches.allocate(len(requests), self._finished)
-        jobs = self._dispatch.submit(batch, requests)
-        if not batch.unfinished:
-            self._batches.free(batch.number)
+        began, taken, loop = time.monotonic(), sizes(requests), self._running()
+        batch = Batch(0, len(requests), self._finished)
+        jobs: list[Job] = []
+        if len(taken) == 1 and sum(taken.values()) <= HERE and self._rooms.unused(taken):
+            jobs = self._dispatch.express(batch, requests)
+        if not jobs:
+            try:
+                await self._rooms.take(taken, timeout)
+            except DeadlineExceeded as e:
+                return [Result(Status.FAILED, error=e) for _ in requests]
+        elif jobs[0].status is Status.COMPLETED:
             await self._yield()
             return batch.results()
-        timer = loop.call_later(timeout, self._expire, jobs, f"not completed within {timeout:g} s")
+        else:
+            self._rooms.take_now(taken)
+        try:
+            if not jobs:
+                batch = Batch(0, len(requests), self._finished)
+                jobs = self._dispatch.submit(batch, requests)
+            left = timeout - (time.monotonic() - began)
+            timer = loop.call_later(left, self._expire, jobs, f"not completed within {timeout:g} s")
+            try:
+                await self._ended(batch, jobs)
+            finally:
+                timer.cancel()
+        finally:
+            self._rooms.give(taken)
+        return batch.results()
+
+    async def _ended(self, batch: Batch, jobs: Sequence[Job]) -> None:
+        """Nothing of ``jobs`` is in flight any more, not even where this raises CancelledError."""
+        if not batch.unfinished:
+            return await self._yield()
         try:
             await self._end(batch)
         except asyncio.CancelledError:
             self._expire(jobs, "the transfer was cancelled")
             await settle(self._end(batch))
             raise
-        finally:
-            timer.cancel()
-            if not batch.unfinished:
-                self._batches.free(batch.number)
-        return batch.results()
 
     async def _yield(self) -> None:
         """Whoever asks again and again, and is answered at once, does not starve the loop."""

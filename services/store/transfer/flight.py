@@ -22,7 +22,11 @@ class Frame:
 
     def buffers(self) -> list[memoryview | bytes]:
         head = pack(self.kind, self.tag, _ranges(self.slices))
-        return [head, *views(_local(self.slices))] if self.kind is Kind.WRITE else [head]
+        return [head, *self.into()] if self.kind is Kind.WRITE else [head]
+
+    def into(self) -> list[memoryview]:
+        """The local memory of all slices."""
+        return views(_local(self.slices))
 
 
 class Answer:
@@ -35,6 +39,17 @@ class Answer:
         self._bytes = bytearray(HEADER.size)
         self._then: Callable[[], None] = self._header
         self.wanted = [memoryview(self._bytes)]
+
+    def after_head(self, some: memoryview) -> Answer:
+        """So much of the header is here, not one byte more."""
+        self._bytes[: len(some)] = some
+        self.wanted = [memoryview(self._bytes)[len(some) :]]
+        return self
+
+    def after_all_but(self, left: list[memoryview]) -> Answer:
+        """Nothing was refused, and all but the last of the payload is here."""
+        self.wanted, self._then = left, self._end
+        return self
 
     def filled(self) -> None:
         self._then()

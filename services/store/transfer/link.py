@@ -43,18 +43,16 @@ class Carrier(Protocol):
     def lend(self) -> bool:
         """It was resting: may whoever asks ``carry`` a frame in its place? It counts on that from here on."""
 
-    def carry(self, pieces: list[Slice]) -> None:
-        """It was lent: send their frame and receive its answer, here and now. What takes longer than is worth waiting
-        for is left to its thread. Not under the lock."""
+    def carry(self, pieces: list[Slice]) -> bool:
+        """It was lent: send their frame and receive its answer, here and now. True: all bytes are where they belong.
+        False: it takes longer than is worth waiting for, or something was refused; they are under way, on its thread.
+        Not under the lock."""
 
     def destroy(self) -> None:
         """End it soon, from any thread; it reports by ``Link.lost`` when it has let go of all memory."""
 
 
 WRITES = (Kind.WRITE, Kind.PULL)
-HERE = MIB
-"""Frames of so many bytes are carried by whoever submits them, where a stream rests: that takes less than to tell a
-thread and hear of it."""
 SMALL = 32
 """So few slices without payload are sent by whoever submits them: a stream's thread then wakes once, to the answer."""
 Refusals = dict[int, dict[int, MooncakeError]]
@@ -104,21 +102,28 @@ class Link:
         self.rouse()
 
     def enqueue(self, slices: Sequence[Slice]) -> None:
-        """Who calls this calls ``lend`` or ``rouse`` as well."""
+        """Who calls this calls ``rouse`` as well."""
         for piece in slices:
             self.queue.append(piece)
             self.queued_bytes += piece.length
 
-    def lend(self) -> tuple[Carrier, list[Slice]] | None:
-        """A stream that rests, and the frame that all queued slices make together, to be carried by whoever asks. None:
-        nothing is queued, or it is better left to the streams' threads."""
-        if not self.queue or self.queued_bytes > HERE or not self.resting or any(self.carried.values()):
+    def lend(self) -> Carrier | None:
+        """A stream that rests, for somebody to ``carry`` a frame; None: other work is under way, or they would wait in
+        vain."""
+        if self.queue or not self.resting or any(self.carried.values()):
             return None
         carrier = next(iter(self.resting))
         if carrier.ending or not carrier.lend():
             return None
         del self.resting[carrier]
-        return carrier, self._frame(self.carried[carrier])
+        return carrier
+
+    def adopt(self, carrier: Carrier, pieces: Sequence[Slice]) -> None:
+        """What was sent, and is not over, on a stream that was lent."""
+        for piece in pieces:
+            job = piece.job
+            job.status, job.open = Status.PENDING, 1
+            self._post(carrier, piece)
 
     def rouse(self) -> None:
         """Get streams going that rest: one, and one more for each frame that waits."""
@@ -130,7 +135,7 @@ class Link:
             del self.resting[carrier]
             if self.queue[0].kind is Kind.WRITE or len(self.queue) > SMALL or carrier.ending:
                 carrier.wake()
-            elif not carrier.start(pieces := self._frame(self.carried[carrier])):
+            elif not carrier.start(pieces := self._frame(carrier)):
                 self.give_back(carrier, pieces)
                 continue
             wanted -= 1
@@ -205,9 +210,9 @@ class Link:
             self.resting[carrier] = None
         if not self.queue or (self.queue[0].kind is Kind.WRITE and not writes):
             return []
-        return self._frame(self.carried[carrier])
+        return self._frame(carrier)
 
-    def _frame(self, carried: dict[Slice, None]) -> list[Slice]:
+    def _frame(self, carrier: Carrier) -> list[Slice]:
         taken: list[Slice] = []
         kind, size, count = self.queue[0].kind, 0, 0
         while self.queue and self.queue[0].kind is kind and len(taken) < FRAME_SLICES:
@@ -219,11 +224,14 @@ class Link:
             self.queued_bytes -= piece.length
             size += piece.length
             piece.job.status = Status.PENDING
-            if kind in WRITES:
-                self.ledger.post(piece.job.request.grant)
-            carried[piece] = None
+            self._post(carrier, piece)
             taken.append(piece)
         return taken
+
+    def _post(self, carrier: Carrier, piece: Slice) -> None:
+        if piece.kind in WRITES:
+            self.ledger.post(piece.job.request.grant)
+        self.carried[carrier][piece] = None
 
     def give_back(self, carrier: Carrier, pieces: Sequence[Slice]) -> None:
         """Taken, but not one byte of them was sent."""

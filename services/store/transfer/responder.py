@@ -44,18 +44,29 @@ class Part(NamedTuple):
     source_offset: int
 
 
-class Frame(ExitStack):
-    """A frame's ranges with what they hold while it is served: segments in use, guards entered."""
+class Frame:
+    """A frame's ranges with what they hold until ``close``, while it is served: segments in use, guards entered."""
 
     def __init__(self, segments: Segments, guard: Guard, greeting: Hello, body: bytes) -> None:
-        super().__init__()
         self.table, self.ranges = parse_ranges(body)
         self.errors: dict[int, MooncakeError] = {}
         self._segments = segments
         self._guard = guard
         self._open = type(guard) is OpenGuard and guard.remote_write
         self._peer = greeting.me
-        self._held: dict[int, Segment | MooncakeError] = {}
+        self._used: dict[int, Segment | MooncakeError] = {}
+        self._entered: ExitStack | None = None
+
+    def close(self) -> None:
+        """Idempotent."""
+        used, self._used = self._used, {}
+        try:
+            if self._entered is not None:
+                self._entered.close()
+        finally:
+            for segment in used.values():
+                if isinstance(segment, Segment):
+                    self._segments.let_go(segment)
 
     def admit(self, reading: bool) -> list[Part]:
         """All pieces in order; those without a span may not be moved, ``errors`` says why."""
@@ -90,7 +101,10 @@ class Frame(ExitStack):
         try:
             segment = self._segment(item.segment)
             segment.check(offset, length)
-            self.enter_context(ask(self._peer, segment.name, offset, length, item.grant))
+            asked = ask(self._peer, segment.name, offset, length, item.grant)
+            if self._entered is None:
+                self._entered = ExitStack()
+            self._entered.enter_context(asked)
         except MooncakeError as e:
             self.errors[number] = e
             return None
@@ -100,20 +114,18 @@ class Frame(ExitStack):
         return segment, offset, length
 
     def _segment(self, index: int) -> Segment:
-        held = self._held.get(index)
-        if held is None:
-            held = self._held[index] = self._use(self.table[index])
-        if isinstance(held, MooncakeError):
-            raise held
-        return held
+        used = self._used.get(index)
+        if used is None:
+            used = self._used[index] = self._use(self.table[index])
+        if isinstance(used, MooncakeError):
+            raise used
+        return used
 
     def _use(self, ref: SegmentRef) -> Segment | MooncakeError:
         try:
-            segment = self._segments.use(ref.name, ref.instance)
+            return self._segments.use(ref.name, ref.instance)
         except MooncakeError as e:
             return e
-        self.callback(self._segments.let_go, segment)
-        return segment
 
 
 class Responder:
@@ -137,6 +149,12 @@ class Responder:
         self._ending = False
         self._since = 0.0
         self._nowhere = memoryview(bytearray(NOWHERE))
+        self._served = {
+            Kind.READ: self._read,
+            Kind.WRITE: self._write,
+            Kind.PULL: self._pull,
+            Kind.VERIFY: self._verify,
+        }
         self.thread = threading.Thread(target=self._run, name="transfer-serve", daemon=True)
 
     def serve(self) -> None:
@@ -179,11 +197,14 @@ class Responder:
 
     def _serve(self, header: Header) -> None:
         body = receive_body(self._sock, header)
-        serve = {Kind.READ: self._read, Kind.WRITE: self._write, Kind.PULL: self._pull, Kind.VERIFY: self._verify}
-        if header.kind not in serve:
+        serve = self._served.get(header.kind)
+        if serve is None:
             raise ProtocolError(f"{header.kind.name} on a data stream")
-        with Frame(self._segments, self._guard, self.greeting, body) as frame:
-            serve[header.kind](header, frame)
+        frame = Frame(self._segments, self._guard, self.greeting, body)
+        try:
+            serve(header, frame)
+        finally:
+            frame.close()
 
     def _read(self, header: Header, frame: Frame) -> None:
         parts = frame.admit(reading=True)

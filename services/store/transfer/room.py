@@ -68,6 +68,10 @@ class Rooms:
         self._limit = limit
         self._rooms: dict[Ref, Room] = {}
 
+    def unused(self, wanted: Sizes) -> bool:
+        """Nothing is under way to any of these peers, and nobody waits."""
+        return not any(peer in self._rooms for peer in wanted)
+
     def take_now(self, wanted: Sizes) -> None:
         """Until ``give``. Raises Contended, and has taken nothing then."""
         if not self._take_all(wanted):

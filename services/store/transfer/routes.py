@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from services.store.transfer.base import Op, Peer
-from services.store.transfer.batches import Job
+from services.store.transfer.batches import Job, Slice
 from services.store.transfer.endpoint import Endpoint
 from services.store.transfer.mapping import Mapping, Mappings
 from services.store.transfer.metrics import SECOND_CHOICE
@@ -14,11 +14,19 @@ from services.store.transfer.policy import TransportPolicy
 from services.store.transfer.rdma.reach import Reach
 from services.store.transfer.rdma.transport import Rdma
 from services.store.transfer.threads import off_loop
+from services.store.transfer.wire import Kind, SegmentRef
 from shared.errors import Fenced, MooncakeError, NoTransport, NotRegistered
 
 REGISTERING = 1.0
 PATIENCE = 60.0
 """Seconds to wait for memory to be registered, where there is another transport and where there is none."""
+
+KINDS = {
+    (Op.READ, False): Kind.READ,
+    (Op.WRITE, False): Kind.WRITE,
+    (Op.READ, True): Kind.COPY,
+    (Op.WRITE, True): Kind.PULL,
+}
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,18 @@ class Route:
     transport: str
     mapping: Mapping | None = None
     reach: Reach | None = None
+
+    def slices(self, job: Job, pieces: Iterable[tuple[int, int]]) -> list[Slice]:
+        """The (offset, length) ``pieces`` of a job that goes by this route from here on."""
+        job.transport, job.mapping = self.transport, self.mapping
+        request, mapped = job.request, self.transport == "shm"
+        kind = KINDS[request.op, mapped]
+        target = SegmentRef(request.segment, self.mapping.shape.instance if self.mapping else 0)
+        slices = [Slice(job, kind, at, length, target) for at, length in pieces]
+        if kind is Kind.PULL and job.local is not None:
+            for piece in slices:
+                piece.source = SegmentRef(job.local.name, job.local.instance)
+        return slices
 
 
 Refused = dict[str, MooncakeError]

@@ -12,13 +12,16 @@ Span = tuple[Segment, int, int]
 def merge(spans: Iterable[Span]) -> list[Span]:
     """Spans in order, those that follow each other in the same memory joined."""
     merged: list[Span] = []
+    last, start, end = None, 0, 0
     for memory, offset, length in spans:
-        if merged:
-            last, start, size = merged[-1]
-            if last is memory and start + size == offset:
-                merged[-1] = (memory, start, size + length)
-                continue
-        merged.append((memory, offset, length))
+        if memory is last and offset == end:
+            end += length
+            continue
+        if last is not None:
+            merged.append((last, start, end - start))
+        last, start, end = memory, offset, offset + length
+    if last is not None:
+        merged.append((last, start, end - start))
     return merged
 
 

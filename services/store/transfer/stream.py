@@ -34,7 +34,7 @@ from services.store.transfer.sockets import (
     send_now,
     sever,
 )
-from services.store.transfer.wire import Kind
+from services.store.transfer.wire import HEADER, Kind, pack
 from shared.errors import InternalError, MooncakeError, PeerGone
 from shared.telemetry import log
 
@@ -67,6 +67,7 @@ class Stream:
         self._hasty = False
         self._failure: Exception | None = None
         self._patience = Patience()
+        self._head = memoryview(bytearray(HEADER.size))
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._events = select.epoll()
         self._events.register(sock, select.EPOLLRDHUP)
@@ -179,41 +180,44 @@ class Stream:
         self._lent = not isinstance(self._sock, ssl.SSLSocket) and self._patience.willing()
         return self._lent
 
-    def carry(self, pieces: list[Slice]) -> None:
-        answer, over = None, is_over(self._sock)
+    def carry(self, pieces: list[Slice]) -> bool:
+        frame, answer, done = self._next(pieces), None, False
         try:
-            if not over:
-                answer = self._carry(pieces)
+            answer = self._exchange(frame)
+            done = answer is None
         except Exception as e:  # the thread ends with it, and says so
             self._failure = e
         finally:
             with self._link.work:
                 self._lent = False
-                if over:
-                    self._link.give_back(self, pieces)
-                elif answer is not None:
-                    self._landed(answer)
-                if answer is None or self._link.queue or self._awaited or self.ending:
+                if not done:
+                    self._link.adopt(self, pieces)
+                    self._flying.append(frame)
+                    self._answer = answer
+                if not done or self._link.queue or self._awaited or self.ending:
                     self.wake()
                 else:
                     self._link.resting[self] = None
+        return done
 
-    def _carry(self, pieces: list[Slice]) -> Answer | None:
-        """The answer, whole; None: it takes too long, and the thread goes on from where this has come to."""
+    def _exchange(self, frame: Frame) -> Answer | None:
+        """None: all was moved and nothing refused; else what the answer is still to be."""
         if not self._hasty:
             block(self._sock, STALL)
             self._hasty = True
-        frame = self._enter(pieces)
         self._unsent = send_in_time(self._sock, frame.buffers())
-        come = not self._unsent and bool(self._arrival.poll(WAIT))
-        answer = self._answer = Answer(frame)
-        while come and answer.wanted:
-            if left := receive_in_time(self._sock, answer.wanted):
-                answer.wanted, come = left, False
-            else:
-                answer.filled()
-        self._patience.waited(in_vain=not come)
-        return answer if come else None
+        into = frame.into() if frame.kind is Kind.READ else []
+        if self._unsent or not self._arrival.poll(WAIT):
+            self._patience.waited(in_vain=True)
+            return Answer(frame)
+        got = self._sock.recv_into(self._head, 0, socket.MSG_WAITALL)
+        if not got:
+            raise PeerGone("the peer closed the connection")
+        if self._head[:got] != pack(Kind.DONE, frame.tag):
+            return Answer(frame).after_head(self._head[:got])
+        left = receive_in_time(self._sock, into) if into else []
+        self._patience.waited(in_vain=bool(left))
+        return Answer(frame).after_all_but(left) if left else None
 
     # -- sending and receiving ---------------------------------------------------------------------------------
 
@@ -232,10 +236,13 @@ class Stream:
 
     def _enter(self, slices: list[Slice]) -> Frame:
         """A frame is in flight from here on."""
-        self._tag = (self._tag + 1) & 0xFFFFFFFF
-        frame = Frame(self._tag, slices[0].kind, slices)
+        frame = self._next(slices)
         self._flying.append(frame)
         return frame
+
+    def _next(self, slices: list[Slice]) -> Frame:
+        self._tag = (self._tag + 1) & 0xFFFFFFFF
+        return Frame(self._tag, slices[0].kind, slices)
 
     def _receive(self) -> bool:
         answer = self._answer or Answer(self._flying[0])
