@@ -34,3 +34,9 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
 async def tcp_world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     async with _world(request) as world:
         yield world
+
+
+@pytest.fixture(params=["tcp", "shm"])
+async def plain_world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    async with _world(request) as world:
+        yield world

@@ -27,6 +27,7 @@ class FakeStream:
         self.over = False
         self.woken = 0
         self.generous = True
+        self.lent = False
         self.started: list[list[Slice]] = []
 
     def destroy(self) -> None:
@@ -44,7 +45,8 @@ class FakeStream:
         return True
 
     def lend(self) -> bool:
-        return self.generous
+        self.lent = self.generous
+        return self.lent
 
     def carry(self, pieces: list[Slice]) -> bool:
         raise AssertionError("the test does that")
@@ -107,6 +109,34 @@ class LinkMachine(RuleBasedStateMachine):
     def started(self, stream: FakeStream) -> tuple[FakeStream, list[Slice]]:
         """What was sent in its place while it rested is in flight on it."""
         return stream, stream.started.pop() if stream.started else []
+
+    @rule(
+        target=frames, kind=st.sampled_from(KINDS), grant=st.integers(0, 3), generous=st.booleans(), goes=st.booleans()
+    )
+    def express(self, kind: Kind, grant: int, generous: bool, goes: bool) -> tuple[FakeStream, list[Slice]]:
+        """A frame that is carried in a resting stream's place: it ends there, or is adopted by the stream."""
+        for stream in self.live:
+            stream.generous = generous
+        with self.link.work:
+            idle = not self.link.queue and not any(self.link.carried.values())
+            job = Job(
+                self.batch, 0, Request(Op.WRITE if kind in WRITES else Op.READ, "l", 0, PEER, "s", 0, 1, grant), None
+            )
+            lent = None if self.link.refuses(job) else self.link.lend()
+            if lent is None:
+                return FakeStream(0), []
+            assert idle and generous and isinstance(lent, FakeStream) and lent not in self.link.resting
+            lent.lent = False
+            if not goes:
+                self.link.resting[lent] = None
+                return lent, []
+            self.batch.jobs.append(job)
+            self.batch.unfinished += 1
+            self.jobs.append(job)
+            piece = Slice(job, kind, 0, 1, SegmentRef("s"))
+            self.link.adopt(lent, [piece])
+            lent.wake()
+        return lent, [piece]
 
     @rule(target=frames, stream=streams, writes=st.booleans())
     def take(self, stream: FakeStream, writes: bool) -> tuple[FakeStream, list[Slice]]:

@@ -57,6 +57,7 @@ class Dispatch:
         if jobs[0].status is not Status.WAITING:
             return jobs
         for job in jobs:
+            job.mapping = None  # it would stay mapped until somebody collects the garbage
             if job.local is not None:
                 self._segments.let_go(job.local)
         return []

@@ -20,7 +20,7 @@ from services.store.transfer.base import (
 from services.store.transfer.batches import Batch, BatchTable, Job, Slice
 from services.store.transfer.dispatch import Dispatch
 from services.store.transfer.endpoint import Endpoint, Local
-from services.store.transfer.express import HERE
+from services.store.transfer.express import ALONE, HERE
 from services.store.transfer.handshake import Hello
 from services.store.transfer.host import host_id as find_host_id
 from services.store.transfer.limits import Limits
@@ -120,6 +120,7 @@ class Engine:
         self._port = 0
         self._closed = False
         self._yield_at = 0.0
+        self._yielding = 0
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self) -> None:
@@ -213,7 +214,8 @@ class Engine:
         began, taken, loop = time.monotonic(), sizes(requests), self._running()
         batch = Batch(0, len(requests), self._finished)
         jobs: list[Job] = []
-        if len(taken) == 1 and sum(taken.values()) <= HERE and self._rooms.unused(taken):
+        most = HERE if self._yielding else ALONE  # somebody who yields now would ask again at the same time
+        if len(taken) == 1 and sum(taken.values()) <= most and self._rooms.unused(taken):
             jobs = self._dispatch.express(batch, requests)
         if not jobs:
             try:
@@ -253,7 +255,11 @@ class Engine:
     async def _yield(self) -> None:
         """Whoever asks again and again, and is answered at once, does not starve the loop."""
         if time.monotonic() > self._yield_at:
-            await asyncio.sleep(0)
+            self._yielding += 1
+            try:
+                await asyncio.sleep(0)
+            finally:
+                self._yielding -= 1
             self._yield_at = time.monotonic() + SHARE
 
     def _end(self, batch: Batch) -> asyncio.Future[None]:

@@ -17,7 +17,9 @@ from services.store.transfer.wire import MIB, Kind
 from shared.errors import MooncakeError
 
 HERE = MIB
-"""Bytes of a transfer that the loop can spare the time for: telling a thread and hearing of it takes longer."""
+ALONE = 4 * MIB
+"""Bytes of a transfer that the loop can spare the time for: telling a thread and hearing of it takes longer. More where
+nobody else asks at the same time: streams carry several large ones better than one after the other."""
 
 
 class Express:

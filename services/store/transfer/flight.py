@@ -24,6 +24,11 @@ class Frame:
         head = pack(self.kind, self.tag, _ranges(self.slices))
         return [head, *self.into()] if self.kind is Kind.WRITE else [head]
 
+    @property
+    def bytes(self) -> int:
+        """Without the head."""
+        return sum(piece.length for piece in self.slices)
+
     def into(self) -> list[memoryview]:
         """The local memory of all slices."""
         return views(_local(self.slices))

@@ -34,13 +34,13 @@ from services.store.transfer.sockets import (
     send_now,
     sever,
 )
-from services.store.transfer.wire import HEADER, Kind, pack
+from services.store.transfer.wire import HEADER, MIB, Kind, pack
 from shared.errors import InternalError, MooncakeError, PeerGone
 from shared.telemetry import log
 
 WINDOW = 2
 WAIT = 1
-"""Milliseconds that whoever carries a frame waits for the beginning of its answer."""
+"""Milliseconds that whoever carries a frame waits for the beginning of its answer, and as many for each MiB written."""
 STALL = 0.001
 """Seconds that a system call of theirs may block, which the kernel rounds up to its clock's tick."""
 
@@ -207,7 +207,8 @@ class Stream:
             self._hasty = True
         self._unsent = send_in_time(self._sock, frame.buffers())
         into = frame.into() if frame.kind is Kind.READ else []
-        if self._unsent or not self._arrival.poll(WAIT):
+        wait = WAIT if into else WAIT + frame.bytes // MIB  # what is written is there before the answer is
+        if self._unsent or not self._arrival.poll(wait):
             self._patience.waited(in_vain=True)
             return Answer(frame)
         got = self._sock.recv_into(self._head, 0, socket.MSG_WAITALL)
