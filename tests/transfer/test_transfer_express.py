@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ from services.store.transfer.flight import Answer, Frame
 from services.store.transfer.segments import Segment
 from services.store.transfer.stream import Stream
 from services.store.transfer.wire import Kind, SegmentRef, pack, pack_errors
-from shared.errors import OutOfRange, ProtocolError
+from shared.errors import MooncakeError, OutOfRange, ProtocolError
 from shared.messages import Ref
 from tests.transfer.agents import SIZE, Agent, World, codes, read, request, until, write
 from tests.transfer.test_transfer_engine import Gate
@@ -68,7 +69,7 @@ def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     yield request.param
 
 
-async def met(world: World, **options: object) -> tuple[Agent, Agent]:
+async def met(world: World, **options: Any) -> tuple[Agent, Agent]:
     """Two agents with a stream that rests."""
     a, b = await world.agent(streams=1), await world.agent(**options)
     assert codes(await a.engine.transfer([write(b.ref, 0, 0, 8)], 100)) == ["ok"]
@@ -260,7 +261,7 @@ def frame_of(kind: Kind, sizes: list[int]) -> tuple[Frame, bytearray]:
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=5), st.integers(0, 16), st.sets(st.integers(0, 4)))
 def test_an_answer_is_received_from_any_point_on(sizes: list[int], ahead: int, bad: set[int]) -> None:
     frame, memory = frame_of(Kind.READ, sizes)
-    refused = {number: OutOfRange("no") for number in bad if number < len(sizes)}
+    refused: dict[int, MooncakeError] = {number: OutOfRange("no") for number in bad if number < len(sizes)}
     data = bytes(range(1, 1 + sum(size for number, size in enumerate(sizes) if number not in refused)))
     sent = pack(Kind.DONE, 5, pack_errors(refused)) + data
     answer = Answer(frame).after_head(memoryview(sent)[:ahead])
