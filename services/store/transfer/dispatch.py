@@ -15,7 +15,7 @@ from services.store.transfer.peers import Peers
 from services.store.transfer.rdma.transport import Rdma
 from services.store.transfer.routes import Route, Routes
 from services.store.transfer.segments import Segments
-from services.store.transfer.topology.slices import SLICE_CEILING, cut, slice_size
+from services.store.transfer.topology.slices import RUN, SLICE_CEILING, cut, slice_size
 from services.store.transfer.wire import MAX_GRANT, MAX_LENGTH, MIB, check_name
 from shared.errors import Fenced, InvalidInput, MooncakeError, OutOfRange, PeerGone
 from shared.messages import Ref
@@ -52,6 +52,8 @@ class Dispatch:
     def express(self, batch: Batch, requests: Sequence[Request]) -> list[Job]:
         """On the loop: small requests to one peer, to which nothing else is under way. Their jobs, all COMPLETED or all
         PENDING; none: they have to be submitted."""
+        if len(requests) > RUN:  # each is answered for
+            return []
         jobs = self._jobs(batch, requests)
         self._express.carry(jobs)
         if jobs[0].status is not Status.WAITING:
