@@ -49,20 +49,19 @@ class Dispatch:
             endpoint.mend()
         return jobs
 
-    def express(self, batch: Batch, requests: Sequence[Request]) -> list[Job]:
-        """On the loop: small requests to one peer, to which nothing else is under way. Their jobs, all COMPLETED or all
-        PENDING; none: they have to be submitted."""
+    def express(self, batch: Batch, requests: Sequence[Request]) -> tuple[list[Job], bool | None]:
+        """On the loop: small requests to one peer, to which nothing else is under way. Their jobs, and what became of
+        them (see ``Express.carry``); where nothing has begun they have to be submitted, in another batch."""
         if len(requests) > RUN:  # each is answered for
-            return []
+            return [], None
         jobs = self._jobs(batch, requests)
-        self._express.carry(jobs)
-        if jobs[0].status is not Status.WAITING:
-            return jobs
-        for job in jobs:
-            job.mapping = None  # it would stay mapped until somebody collects the garbage
-            if job.local is not None:
-                self._segments.let_go(job.local)
-        return []
+        carried = self._express.carry(jobs)
+        if carried is None:
+            for job in jobs:
+                job.mapping = None  # it would stay mapped until somebody collects the garbage
+                if job.local is not None:
+                    self._segments.let_go(job.local)
+        return jobs, carried
 
     def expire(self, jobs: Sequence[Job], error: MooncakeError) -> None:
         """Give jobs up; they end as soon as nothing of them is in flight (``dest_held``)."""

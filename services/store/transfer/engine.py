@@ -213,22 +213,19 @@ class Engine:
     async def transfer(self, requests: Sequence[Request], timeout: float) -> list[Result]:
         began, taken, loop = time.monotonic(), sizes(requests), self._running()
         batch = Batch(0, len(requests), self._finished)
-        jobs: list[Job] = []
+        jobs, carried = list[Job](), None
         most = HERE if self._yielding else ALONE  # somebody who yields now would ask again at the same time
         if len(taken) == 1 and sum(taken.values()) <= most and self._rooms.unused(taken):
-            jobs = self._dispatch.express(batch, requests)
-        if not jobs:
-            try:
-                await self._rooms.take(taken, timeout)
-            except DeadlineExceeded as e:
-                return [Result(Status.FAILED, error=e) for _ in requests]
-        elif jobs[0].status is Status.COMPLETED:
+            jobs, carried = self._dispatch.express(batch, requests)
+        if carried:
             await self._yield()
             return batch.results()
-        else:
-            self._rooms.take_now(taken)
         try:
-            if not jobs:
+            await self._rooms.take(taken, timeout)  # at once, where something is under way
+        except DeadlineExceeded as e:
+            return [Result(Status.FAILED, error=e) for _ in requests]
+        try:
+            if carried is None:
                 batch = Batch(0, len(requests), self._finished)
                 jobs = self._dispatch.submit(batch, requests)
             left = timeout - (time.monotonic() - began)

@@ -23,9 +23,7 @@ nobody else asks at the same time: streams carry several large ones better than 
 
 
 class Express:
-    """Lives on the loop. ``carry`` is for jobs that are new, to one peer, and of ``HERE`` bytes at most together. It
-    leaves them COMPLETED and counted, their memory let go of; PENDING, under way on the thread of a stream; or WAITING,
-    where somebody else has to find out what is in the way."""
+    """Lives on the loop."""
 
     def __init__(self, lock: threading.Lock, segments: Segments, routes: Routes, peers: Peers) -> None:
         self._lock = lock
@@ -33,18 +31,22 @@ class Express:
         self._routes = routes
         self._peers = peers
 
-    def carry(self, jobs: Sequence[Job]) -> None:
+    def carry(self, jobs: Sequence[Job]) -> bool | None:
+        """New jobs, all to one peer. True: they are COMPLETED and counted, their memory was let go of. False: they are
+        under way, on the thread of a stream. None: nothing has begun, somebody else has to find out what is in the
+        way."""
         endpoint = self._peers.get(jobs[0].request.peer)
         slices = self._slices(endpoint.link, jobs) if len(jobs) <= FRAME_SLICES else None
         if not slices:
-            return
-        moved = self._copied(slices) if slices[0].kind is Kind.COPY else self._sent(endpoint.link, slices)
-        if moved:
+            return None
+        carried = self._copied(slices) if slices[0].kind is Kind.COPY else self._sent(endpoint.link, slices)
+        if carried:
             for job in jobs:
                 job.status, job.moved, job.mapping = Status.COMPLETED, job.length, None
                 finished(job)
                 if job.local is not None:
                     self._segments.let_go(job.local)
+        return carried
 
     def _slices(self, link: Link, jobs: Sequence[Job]) -> list[Slice] | None:
         """One for each job, all of one kind; None where that cannot be or may not be sent."""
@@ -65,17 +67,19 @@ class Express:
                 return None
         return slices
 
-    def _copied(self, slices: Sequence[Slice]) -> bool:
+    def _copied(self, slices: Sequence[Slice]) -> bool | None:
+        """One that is refused is read again, to say why."""
         if any(piece.job.mapping is None or piece.job.mapping.asks for piece in slices):
-            return False
-        return not any(read(piece) for piece in slices)
+            return None
+        return None if any(read(piece) for piece in slices) else True
 
-    def _sent(self, link: Link, slices: list[Slice]) -> bool:
+    def _sent(self, link: Link, slices: list[Slice]) -> bool | None:
         with self._lock:
             carrier = link.lend()
         if carrier is None:
-            return False
+            return None
+        IN_FLIGHT.inc(count := sum(piece.job.count for piece in slices))
         done = carrier.carry(slices)
-        if not done:
-            IN_FLIGHT.inc(sum(piece.job.count for piece in slices))
+        if done:
+            IN_FLIGHT.dec(count)
         return done
