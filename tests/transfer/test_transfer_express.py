@@ -106,7 +106,7 @@ async def test_scattered_requests_go_in_one_frame(plain_world: World, carried: C
         assert a.pool[at : at + 3000] == b.pool[there : there + 3000]
     if plain_world.policy == "require:tcp":
         assert carried.whole + carried.handed_over == 1
-        assert bool(carried.whole) == (patience == "patient")
+        assert carried.whole or patience == "hasty"  # an answer may be there without any wait
 
 
 @pytest.mark.usefixtures("patience")
