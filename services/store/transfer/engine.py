@@ -213,7 +213,8 @@ class Engine:
     async def transfer(self, requests: Sequence[Request], timeout: float) -> list[Result]:
         began, taken, loop = time.monotonic(), sizes(requests), self._running()
         batch = Batch(0, len(requests), self._finished)
-        jobs, carried = list[Job](), None
+        jobs: list[Job] = []
+        carried: bool | None = None
         most = HERE if self._yielding else ALONE  # somebody who yields now would ask again at the same time
         if len(taken) == 1 and sum(taken.values()) <= most and self._rooms.unused(taken):
             jobs, carried = self._dispatch.express(batch, requests)
