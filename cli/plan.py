@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from cli.child import Spec
 from cli.config_docs import settings_type
 from cli.leftovers import MARK
+from cli.sections import NO_SECTIONS, Sections
 from cli.settings import UpSettings
 from shared.embedded import NatsServer, RedisServer
 from shared.setting import PREFIX, settings_of
@@ -24,7 +25,6 @@ FLUSH = 1.0
 """Seconds of a store's grace for what only its DRAM holds."""
 
 DRAIN = 2.0
-SERVICES = ("store", "prefill", "decode", "conductor")
 TRANSPORTS = {"auto": "prefer:shm,tcp", "shm": "require:shm", "tcp": "require:tcp", "rdma": "require:rdma"}
 KEPT = ("MOONCAKE_CACHE",)
 Environment = Mapping[str, str]
@@ -34,9 +34,9 @@ Flags = dict[str, object]
 @dataclass(frozen=True)
 class Wiring:
     """What ``up`` has found or made up before anything starts. ``mark`` names this run; ``nats`` and ``redis`` are
-    URLs; ``folder`` holds the model, served as ``served``; ``config`` is the file of settings, "" for none. ``colour``:
-    children may colour their lines. ``tls``: files of the stores' certificate, key and authorities, by setting; empty
-    without TLS between them."""
+    URLs; ``folder`` holds the model, served as ``served``; ``config`` is the file of settings, "" for none, and
+    ``sections`` what it says to services. ``colour``: children may colour their lines. ``tls``: files of the stores'
+    certificate, key and authorities, by setting; empty without TLS between them."""
 
     mark: str
     secret: str
@@ -46,6 +46,7 @@ class Wiring:
     served: str
     port: int
     config: str = ""
+    sections: Sections = NO_SECTIONS
     colour: bool = False
     tls: Mapping[str, str] = field(default_factory=dict)
 
@@ -129,9 +130,9 @@ class Plan:
         common |= {"log_level": self.settings.log_level, "log_format": self.log_format}
         common |= {"metrics_host": self.settings.metrics_host, "metrics_port": self._next_metrics_port()}
         argv = [sys.executable, "-P", "-m", f"services.{kind}"]  # -P: never a package of the working folder
-        argv += [
-            word for flag, value in (common | flags).items() for word in (f"--{flag.replace('_', '-')}", str(value))
-        ]
+        for flag, value in (common | flags).items():
+            if not self.wiring.sections.decide(kind, flag):
+                argv += [f"--{flag.replace('_', '-')}", str(value)]
         variables = {**self._base(), **self._own_variables(kind), **self._urls, **(env or {})}
         return Spec(name, argv, stage, variables, GRACE[stage])
 

@@ -12,8 +12,8 @@ Policy = Literal["paper", "global_cache", "local_cache", "least_loaded", "round_
 
 
 class UpSettings(CommonSettings, frozen=True, kw_only=True):
-    """A whole mesh on this machine. What is left out here is set with ``--config`` or ``MOONCAKE_*`` variables, which
-    reach every service."""
+    """A whole mesh on this machine. What is left out here is set with --config or MOONCAKE_* variables, which reach
+    every service; what the file says in the section of a service comes before the defaults below."""
 
     model: Annotated[
         str, Meta(description="A model folder in Hugging Face's layout, or a hub id; empty: the default model.")

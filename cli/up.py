@@ -18,9 +18,10 @@ from cli.certificates import Certificate
 from cli.console import Lines, err
 from cli.foreground import Foreground
 from cli.model import find_model
-from cli.plan import SERVICES, Plan, Wiring, variables
+from cli.plan import Plan, Wiring, variables
 from cli.probe import why_not_bindable, why_unreachable
 from cli.ready import Ready
+from cli.sections import NO_SECTIONS, SERVICES, Sections, read, told
 from cli.settings import UpSettings
 from cli.supervisor import WRONG_SETTING, Supervisor
 from shared.addresses import shown
@@ -49,7 +50,9 @@ def up(arguments: tuple[str, ...]) -> None:
         others = set[str]().union(*map(variables, SERVICES))
         settings = load(UpSettings, arguments, prog="up", others=others)
         flags = from_flags(settings_of(UpSettings), arguments)
-        code = asyncio.run(Up(settings, config_file(flags, os.environ)).run())
+        config = config_file(flags, os.environ)
+        settings, sections = read(config, settings, told(arguments, os.environ))
+        code = asyncio.run(Up(settings, config, sections).run())
     except ConfigError as error:
         raise Refused(error.message) from None
     except MooncakeError as error:
@@ -66,9 +69,10 @@ class Refused(click.ClickException):
 class Up:
     """One run of a mesh, from nothing to ready to nothing."""
 
-    def __init__(self, settings: UpSettings, config: str = "") -> None:
+    def __init__(self, settings: UpSettings, config: str = "", sections: Sections = NO_SECTIONS) -> None:
         self.settings = settings
         self.config = config
+        self.sections = sections
         self._begin = time.monotonic()
         self._lines = Lines(() if settings.log_level == "debug" else TALKERS)
 
@@ -116,6 +120,7 @@ class Up:
             served=served_name(self.settings.model),
             port=port,
             config=self.config,
+            sections=self.sections,
             colour=err.is_terminal and not err.no_color,
             tls=tls,
         )

@@ -122,20 +122,25 @@ def unknown_variables(settings: Sequence[Setting], env: Mapping[str, str]) -> li
 
 def from_yaml(settings: Sequence[Setting], path: str, section: str) -> dict[str, tuple[object, str]]:
     """Top-level keys, then those of the service's section, which win. Unknown keys are refused."""
-    document = _read_yaml(path)
-    own = document.get(section) or {}
-    if not isinstance(own, dict):
-        raise ConfigError(f"{path}: section {section} must hold keys and values")
+    document, own = _read_yaml(path), section_of(path, section)
     names = {setting.name for setting in settings}
     found: dict[str, tuple[object, str]] = {}
     for values, where in ((document, ""), (own, section + ".")):
         for key, value in values.items():
-            if not where and key in SECTIONS and key not in names:
-                continue
+            if not where and key in SECTIONS:
+                continue  # also where a setting has that name: `prefill` is a number in the section `up` only
             if key not in names:
                 raise ConfigError(f"{path}: unknown key {where}{key}{suggestion(str(key), names)}", field=str(key))
             found[key] = (value, f"{path}, key {where}{key}")
     return found
+
+
+def section_of(path: str, section: str) -> dict[str, object]:
+    """What the file says in one section alone, without its top; {} where it has none."""
+    own = _read_yaml(path).get(section) or {}
+    if not isinstance(own, dict):
+        raise ConfigError(f"{path}: section {section} must hold keys and values")
+    return {str(key): value for key, value in own.items()}
 
 
 class _StrictLoader(yaml.SafeLoader):
