@@ -35,10 +35,11 @@ class Delta:
 
 
 class Api:
-    """``url`` without a path, e.g. ``http://127.0.0.1:8000``. ``timeout``: seconds without a byte before giving up."""
+    """``url`` as in ``http://127.0.0.1:8000``, with or without OpenAI's ``/v1``. ``timeout``: seconds without a byte
+    before giving up."""
 
     def __init__(self, url: str = DEFAULT_URL, key: str = "", timeout: float = 300.0) -> None:
-        self.url = url.rstrip("/")
+        self.url = url.rstrip("/").removesuffix("/v1")
         self._key = key
         self._timeout = timeout
 
@@ -74,15 +75,31 @@ class Api:
         data = None
         if body is not None:
             data, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
-        request = urllib.request.Request(self.url + path, data, headers)
         try:
+            request = urllib.request.Request(self.url + path, data, headers)
+            if request.type not in ("http", "https"):
+                raise ValueError(request.type)
             response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=self._timeout)
         except urllib.error.HTTPError as error:
             raise ApiError(_reason(error), error.code) from None
+        except ValueError:
+            raise ApiError(f"{self.url!r} is no address of a conductor; write it as {DEFAULT_URL}") from None
         except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
-            raise ApiError(f"{self.url} is not reachable: {reason}") from None
+            raise ApiError(f"{self.url} is not reachable: {_plain(error)}") from None
         return response
+
+
+def hinted(error: ApiError) -> str:
+    """Its message, and what somebody who typed a command can do about it."""
+    if not error.status and "is not reachable" in error.message:
+        return f"{error.message} (`mooncake up` starts a mesh; --url or MOONCAKE_URL names one that runs elsewhere)"
+    return f"{error.message} (--api-key or MOONCAKE_API_KEY gives one)" if error.status == 401 else error.message
+
+
+def _plain(error: Exception) -> str:
+    """``Connection refused`` rather than ``[Errno 111] Connection refused``."""
+    reason = getattr(error, "reason", None) or error
+    return str(getattr(reason, "strerror", None) or reason)
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[str]:

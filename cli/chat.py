@@ -12,7 +12,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from cli.api import DEFAULT_URL, Api, ApiError
+from cli.api import DEFAULT_URL, Api, ApiError, hinted
 from cli.console import err, out, print_json
 
 HELP = "/reset forgets the conversation, /quit leaves, Ctrl-C stops an answer."
@@ -121,7 +121,7 @@ def chat(
         else:
             _talk(conversation, model, as_json)
     except ApiError as error:
-        raise click.ClickException(error.message) from None
+        raise click.ClickException(hinted(error)) from None
 
 
 def _first_model(api: Api) -> str:

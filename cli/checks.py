@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import runpy
 import subprocess
 import sys
@@ -103,7 +104,8 @@ def binary(name: str, find: Callable[[], Path]) -> Check:
         output = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
     except (ConfigError, OSError, subprocess.SubprocessError) as error:
         return Check(name, "warn", str(error))
-    return Check(name, "ok", f"{' '.join(output.split()[:4])} at {path}")
+    version = re.search(r"\d+(?:\.\d+)+", output)
+    return Check(name, "ok", f"{version[0] if version else 'found'} at {path}")
 
 
 def model_cache() -> Check:
@@ -169,6 +171,17 @@ def pyverbs_elsewhere(folders: tuple[Path, ...]) -> list[str]:
     return sorted({path.name.split(".")[1] for path in built if path.name.count(".") > 1})
 
 
+ABSENT = {
+    "conductor": "no mesh is served there",
+    "nats": "`mooncake up` starts its own where --nats names none",
+    "redis": "`mooncake up` starts its own where --redis names none",
+}
+
+
 def service(name: str, url: str) -> Check:
     why = why_unreachable(url)
-    return Check(name, "info" if why else "ok", f"{shown(url)}: {why}" if why else f"{shown(url)} answers")
+    return (
+        Check(name, "info", f"{shown(url)}: {why} ({ABSENT[name]})")
+        if why
+        else Check(name, "ok", f"{shown(url)} answers")
+    )

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cli.api import DEFAULT_URL
 from cli.checks import Check, Targets, all_checks
-from cli.console import out, print_json
+from cli.console import out, print_json, table
 from cli.leftovers import leftovers
 from shared.config import CommonSettings
 
@@ -38,12 +38,12 @@ def doctor(url: str, nats: str, redis: str, only_left: bool, as_json: bool) -> N
     if as_json:
         print_json({"ok": not failed, "checks": [msgspec.structs.asdict(check) for check in checks]})
     else:
-        out.print(table(checks))
+        out.print(shown(checks))
     sys.exit(1 if failed else 0)
 
 
-def table(checks: list[Check]) -> Table:
-    found = Table(box=None, show_header=False)
+def shown(checks: list[Check]) -> Table:
+    found = table(("", "", ""))
     for check in checks:
         found.add_row(Text(check.state, style=STYLES[check.state]), check.name, Text(check.detail))
     return found

@@ -24,7 +24,7 @@ class Foreground:
         The children are the supervisor's to stop."""
         self._on_signals()
         await self._while_wanted(work)
-        err.print("stopping", style="bold")
+        err.print("stopping (Ctrl-C again: at once)", style="bold")
 
     def _on_signals(self) -> None:
         for number in STOPPING:

@@ -77,6 +77,14 @@ class Plan:
         counts = (("prefill", self.settings.prefill), ("decode", self.settings.decode))
         return [(role, f"node-{role[0]}{i}") for role, count in counts for i in range(count)]
 
+    def instances(self) -> list[tuple[str, str, str]]:
+        """(role, node, id) of every instance: ``("prefill", "node-p0", "prefill-0")``."""
+        return [(role, node, f"{role}-{node[6:]}") for role, node in self.nodes()]
+
+    def summary(self) -> str:
+        """``SmolLM2-135M-Instruct: 1 prefill, 1 decode``."""
+        return f"{self.wiring.served}: {self.settings.prefill} prefill, {self.settings.decode} decode"
+
     def stores(self) -> Iterator[Spec]:
         """A store agent on each node."""
         for _, node in self.nodes():
@@ -94,8 +102,7 @@ class Plan:
             yield self._service("store", f"store-{node[5:]}", flags, STORES, self._secret)
 
     def engines(self) -> Iterator[Spec]:
-        for role, node in self.nodes():
-            name = f"{role}-{node[6:]}"
+        for role, node, name in self.instances():
             flags: Flags = {"id": name, "node": node, "agent": self.socket(node), "engine": self.settings.engine}
             flags |= {"model": self.wiring.folder, "served_name": self.wiring.served, "dtype": self.settings.dtype}
             flags |= {"block_size": self.settings.block_size, "threads": self.settings.threads}

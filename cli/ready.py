@@ -7,9 +7,10 @@ import shlex
 import click
 from rich.text import Text
 
-from cli.api import Api, ApiError
-from cli.console import out, print_json
+from cli.api import DEFAULT_URL, Api, ApiError
+from cli.console import out, print_json, redis_option, typed
 from cli.plan import Plan
+from shared.addresses import shown
 
 QUESTION = "What is the capital of France?"
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
@@ -34,33 +35,46 @@ class Ready:
         """True once it is; else ``reason`` says why not."""
         try:
             status, body = self._api.get_any("/ready")
-            self.reason = "" if status == 200 else str(body.get("error") or body)
-            return status == 200 and self._complete()
+            missing = self._missing()
         except ApiError as error:
             self.reason = error.message
             return False
+        self.reason = f"not there yet: {', '.join(missing)}" if missing else str(body.get("error") or "")
+        return status == 200 and not missing
 
-    def _complete(self) -> bool:
-        """Where API keys hide the cluster, ``/ready`` has to do."""
+    def _missing(self) -> list[str]:
+        """Instances that have not registered yet. Where API keys hide the cluster, ``/ready`` has to do."""
         if self.plan.settings.api_keys:
-            return True
-        here, wanted = len(self._api.get("/cluster").get("instances") or []), len(self.plan.nodes())
-        self.reason = f"{here} of {wanted} instances are registered"
-        return here >= wanted
+            return []
+        here = {instance.get("id") for instance in self._api.get("/cluster").get("instances") or []}
+        return [id for _, _, id in self.plan.instances() if id not in here]
 
     def say(self, seconds: float, as_json: bool) -> None:
         """On stdout: one JSON document, or a few lines with a command to copy."""
-        served, settings = self.plan.wiring.served, self.plan.settings
+        settings = self.plan.settings
         if as_json:
             counts = {"prefill": settings.prefill, "decode": settings.decode}
-            run = {"url": self.url, "model": served, "mesh_id": self.plan.wiring.mark, "ready_s": round(seconds, 3)}
-            print_json({"ready": True, **run, **counts, **self.plan.wiring.tls})
+            servers = {"nats": shown(self.plan.wiring.nats), "redis": shown(self.plan.wiring.redis)}
+            run = {
+                "url": self.url,
+                "model": self.plan.wiring.served,
+                "mesh_id": self.plan.wiring.mark,
+                "ready_s": round(seconds, 3),
+            }
+            print_json({"ready": True, **run, **counts, **servers, **self.plan.wiring.tls})
             return
         out.print()
         out.print(Text(f"Ready after {seconds:.1f} s at {self.url}", style="bold green"), soft_wrap=True)
-        out.print(Text(f"{served}: {settings.prefill} prefill, {settings.decode} decode. Try:\n"))
-        click.echo(self.curl())
-        click.echo(f"\nmooncake chat --url {self.url}\nmooncake status --url {self.url}\n\nCtrl-C stops all of it.\n")
+        out.print(Text(f"{self.plan.summary()}. Try:\n"), soft_wrap=True)
+        click.echo(self.curl() + "\n")
+        click.echo("\n".join(self.commands()) + "\n\nCtrl-C stops all of it.\n")
+
+    def commands(self) -> list[str]:
+        """To paste into a second terminal."""
+        url = "" if self.url == DEFAULT_URL else f" --url {self.url}"
+        mesh = "" if self.plan.settings.mesh == "default" else f" --mesh {self.plan.settings.mesh}"
+        redis = redis_option(self.plan.wiring.redis)
+        return [f"{typed()} chat{url}", f"{typed()} status{url}", f"{typed()} store ls {redis}{mesh}"]
 
     def curl(self) -> str:
         """A streamed chat completion, to paste into a shell."""

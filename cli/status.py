@@ -1,9 +1,9 @@
-"""``mooncake status``: the mesh as a live table, from the conductor's ``GET /cluster``."""
+"""``mooncake status``: the mesh as live tables, from the conductor's ``GET /cluster``."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
@@ -12,23 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cli.api import DEFAULT_URL, Api, ApiError
-from cli.console import out, print_json
+from cli.api import DEFAULT_URL, Api, ApiError, hinted
+from cli.console import bytes_text, out, print_json, table
 
 GOOD = {"ready", "ok", "live", "alive", "healthy"}
-WIDE = 160
-"""Columns where there is no terminal to ask."""
-
-BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def bytes_text(count: float) -> str:
-    """``1536`` -> ``1.5 KiB``."""
-    for unit in BINARY:
-        if abs(count) < 1024 or unit == BINARY[-1]:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return ""
 
 
 def cell(value: Any) -> str:
@@ -60,69 +47,110 @@ def state_of(record: dict[str, Any]) -> Text:
 
 def instances(records: Iterable[dict[str, Any]]) -> Table:
     """Fits 80 columns with the names that ``mooncake up`` gives."""
-    table = Table("instance", "node", "state", title="Instances", title_justify="left", box=None)
-    for column in ("queued", "running", "KV tokens", "free blocks"):
-        table.add_column(column, justify="right")
+    counts = ("queued", "running", "KV tokens", "free blocks")
+    shown = table(("instance", "node", "state"), counts, "Instances")
     for record in sorted(records, key=lambda r: (str(r.get("role")), name_of(r))):
         load = record.get("load") or {}
         queued = cell(load.get("queued", 0)) + (f" ({tokens} tok)" if (tokens := load.get("queued_tokens")) else "")
-        room = f"{load['room_blocks']}/{load.get('total_blocks', 0)}" if "room_blocks" in load else "-"
-        counts = [queued, cell(load.get("running", 0)), cell(load.get("kv_tokens", 0)), room]
-        table.add_row(name_of(record), cell(record.get("node")), state_of(record), *counts)
-    return table
+        known = record.get("role") == "decode" and "room_blocks" in load  # only decode promises blocks
+        room = f"{load['room_blocks']}/{load.get('total_blocks', 0)}" if known else "-"
+        numbers = [queued, cell(load.get("running", 0)), cell(load.get("kv_tokens", 0)), room]
+        shown.add_row(name_of(record), cell(record.get("node")), state_of(record), *numbers)
+    return shown
 
 
-def agents(records: Iterable[dict[str, Any]]) -> Table:
-    table = Table("agent", title="Store agents", title_justify="left", box=None)
-    for column in ("blocks", "in use", "pool", "outgoing", "held"):
-        table.add_column(column, justify="right")
+def agents(records: Iterable[dict[str, Any]], indexed: Any) -> Table:
+    """``indexed``: blocks that the index has of each agent, by its code. What is cached can be evicted; what is in use
+    cannot."""
+    shown = table(("agent",), ("cached blocks", "in use", "slots", "pool", "to send", "held"), "Store agents")
     for record in sorted(records, key=name_of):
         used, slots = int(record.get("used") or 0), int(record.get("slots") or 0)
-        size = int(record.get("slot_bytes") or 0)
-        pool = bytes_text(slots * size) if slots else "-"
+        pool = bytes_text(slots * int(record.get("slot_bytes") or 0)) if slots else "-"
         backlog = bytes_text(int(record.get("backlog_bytes") or 0))
-        share = f"{100 * used / max(slots, 1):.0f} %"
-        table.add_row(name_of(record), f"{used}/{slots}", share, pool, backlog, cell(record.get("held")))
-    return table
+        cached = cell(indexed.get(str(record.get("code")), 0) if isinstance(indexed, dict) else None)
+        counts = [cached, f"{used} ({100 * used / max(slots, 1):.0f} %)", str(slots), pool, backlog]
+        shown.add_row(name_of(record), *counts, held(record.get("held")))
+    return shown
+
+
+def held(amounts: Any) -> str:
+    """``leases 2 pinned 5``: what an agent must not forget; the connections that it always has are left out."""
+    amounts = amounts if isinstance(amounts, dict) else {}
+    short = {str(name).removeprefix("store_"): amount for name, amount in amounts.items()}
+    return cell({name: amount for name, amount in short.items() if name not in ("connections", "slots")})
 
 
 def ssd_tiers(records: Iterable[dict[str, Any]]) -> list[Table]:
     """One table, of the agents that have such a tier; none where nobody has."""
-    table = Table("agent", "state", title="SSD tiers", title_justify="left", box=None)
-    for column in ("blocks", "on disk", "hits", "written", "lost", "read/s", "write/s"):
-        table.add_column(column, justify="right")
+    counts = ("blocks", "on disk", "hits", "written", "lost", "read/s", "write/s")
+    shown = table(("agent", "state"), counts, "SSD tiers")
     for record in sorted((r for r in records if r.get("ssd")), key=name_of):
         ssd = record["ssd"]
         size = f"{bytes_text(ssd.get('bytes', 0))}/{bytes_text(ssd.get('capacity', 0))}"
-        counts = [cell(ssd.get(name, 0)) for name in ("read", "written", "lost")]
+        numbers = [cell(ssd.get(name, 0)) for name in ("read", "written", "lost")]
         rates = [bytes_text(ssd[name]) if ssd.get(name) else "-" for name in ("read_rate", "write_rate")]
         state = Text(str(ssd.get("state")), style="green" if ssd.get("state") == "on" else "red")
-        table.add_row(name_of(record), state, cell(ssd.get("blocks", 0)), size, *counts, *rates)
-    return [table] if table.row_count else []
+        shown.add_row(name_of(record), state, cell(ssd.get("blocks", 0)), size, *numbers, *rates)
+    return [shown] if shown.row_count else []
+
+
+def conductor(cluster: dict[str, Any]) -> str:
+    """``ready, policy paper``, or why it is not."""
+    reasons, degraded = cell(cluster.get("reasons")), cell(cluster.get("degraded"))
+    words = ["ready" if cluster.get("ready") else f"not ready: {reasons}"]
+    words += [f"degraded: {degraded}"] if degraded != "-" else []
+    return ", ".join([*words, f"policy {cell(cluster.get('policy'))}"])
+
+
+def index(about: dict[str, Any]) -> str:
+    """``42 blocks, 0.1 s behind``."""
+    blocks = about.get("blocks") or {}
+    count = sum(blocks.values()) if isinstance(blocks, dict) else blocks
+    behind = f"{about.get('lag_s') or 0:.1f} s behind" if about.get("synced") else "not synced"
+    return f"{count} blocks, {behind}"
+
+
+def requests(counts: dict[str, Any]) -> str:
+    """Those running, and each kind of the others that there was."""
+    others = [f"{count} {kind}" for kind, count in counts.items() if count and kind != "running"]
+    return ", ".join([f"{counts.get('running', 0)} running", *others])
+
+
+def balance(roles: dict[str, Any]) -> str:
+    """By role, how much more the busiest instance did than all did on average."""
+    known = {role: work["ratio"] for role, work in roles.items() if work and "ratio" in work}
+    return ", ".join(f"{role} {ratio:.2f}" for role, ratio in known.items()) or "-"
+
+
+TOPICS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "index": ("index", index),
+    "requests": ("requests", requests),
+    "balance": ("busiest / mean", balance),
+}
 
 
 def nics(records: Iterable[dict[str, Any]]) -> list[Table]:
     """One table of RDMA devices; none where no agent uses any."""
-    table = Table("agent", "NIC", "state", "address", title="RDMA devices", title_justify="left", box=None)
-    for column in ("pairs", "queued", "read", "written", "broken"):
-        table.add_column(column, justify="right")
+    shown = table(("agent", "NIC", "state", "address"), ("pairs", "queued", "read", "written", "broken"), "RDMA devices")
     for record in sorted(records, key=name_of):
         for nic in record.get("nics") or []:
             state = Text(str(nic.get("state")), style="green" if nic.get("state") == "active" else "red")
             sizes = [bytes_text(nic.get(name, 0)) for name in ("queued", "read", "written")]
             counts = cell(nic.get("pairs", 0)), *sizes, cell(nic.get("broken", 0))
-            table.add_row(name_of(record), cell(nic.get("name")), state, cell(nic.get("gid")), *counts)
-    return [table] if table.row_count else []
+            shown.add_row(name_of(record), cell(nic.get("name")), state, cell(nic.get("gid")), *counts)
+    return [shown] if shown.row_count else []
 
 
 def render(cluster: dict[str, Any], url: str) -> RenderableType:
-    """Both tables, then whatever else the conductor tells of itself, one line a topic."""
-    parts: list[RenderableType] = [Text(f"{url}  {time.strftime('%H:%M:%S')}", style="dim")]
+    """The tables, then what the conductor tells of itself, one line a topic."""
+    served = str((cluster.get("gateway") or {}).get("model") or "")
+    parts: list[RenderableType] = [Text(f"{served} at {url}  {time.strftime('%H:%M:%S')}".strip(), style="dim")]
     stores = cluster.get("agents") or []
-    parts += [instances(cluster.get("instances") or []), agents(stores), *ssd_tiers(stores), *nics(stores)]
-    for topic, value in cluster.items():
-        if topic not in ("instances", "agents"):
-            parts.append(Text.assemble((f"{topic}: ", "bold"), cell(value)))
+    indexed = (cluster.get("index") or {}).get("blocks")
+    parts += [instances(cluster.get("instances") or []), agents(stores, indexed), *ssd_tiers(stores), *nics(stores)]
+    parts.append(Text.assemble(("conductor: ", "bold"), conductor(cluster)))
+    for topic, (name, words) in TOPICS.items():
+        parts.append(Text.assemble((f"{name}: ", "bold"), words(cluster.get(topic) or {})))
     return Group(*parts)
 
 
@@ -138,11 +166,11 @@ def status(url: str, api_key: str, once: bool, interval: float, as_json: bool) -
     try:
         cluster = api.get("/cluster")
     except ApiError as error:
-        raise click.ClickException(error.message) from None
+        raise click.ClickException(hinted(error)) from None
     if as_json:
         print_json(cluster)
     elif once or not out.is_terminal:
-        out.print(render(cluster, url), width=None if out.is_terminal else WIDE)
+        out.print(render(cluster, url))
     else:
         _live(api, cluster, interval)
 

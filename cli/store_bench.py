@@ -15,7 +15,7 @@ import click
 import numpy as np
 from rich.table import Table
 
-from cli.console import err, out, print_json
+from cli.console import err, out, print_json, table
 from cli.store_link import Link, finish, linked, secret_option
 from services.store.client import StoreClient, plain_namespace
 from shared.blocks import KEY, Namespace
@@ -86,7 +86,7 @@ async def _bench(link: Link, socket: str, cases: list[Case], as_json: bool) -> i
     if as_json:
         print_json({"socket": socket, "rows": rows})
     else:
-        out.print(_table(rows), width=None if out.is_terminal else 120)
+        out.print(_table(rows))
     return 0
 
 
@@ -216,11 +216,9 @@ def _row(what: str, case: Case, took: list[float], spent: float) -> dict[str, An
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table("", box=None)
-    for column in ("KiB", "concurrency", "batch", "objects/s", "MiB/s", "p50 ms", "p99 ms"):
-        table.add_column(column, justify="right")
+    shown = table(("",), ("KiB", "concurrency", "batch", "objects/s", "MiB/s", "p50 ms", "p99 ms"))
     for row in rows:
         size, speed = f"{row['size'] / 1024:g}", f"{row['bytes_per_s'] / 2**20:.1f}"
         counts = [size, str(row["concurrency"]), str(row["batch"]), f"{row['objects_per_s']:.0f}", speed]
-        table.add_row(row["what"], *counts, f"{row['p50_ms']:.2f}", f"{row['p99_ms']:.2f}")
-    return table
+        shown.add_row(row["what"], *counts, f"{row['p50_ms']:.2f}", f"{row['p99_ms']:.2f}")
+    return shown

@@ -12,9 +12,11 @@ from typing import Any, ParamSpec
 
 import click
 
+from cli.probe import why_unreachable
+from shared.addresses import shown
 from shared.blocks import KEY
 from shared.config import CommonSettings
-from shared.errors import MooncakeError
+from shared.errors import MooncakeError, Unavailable
 from shared.index.lookup import census
 from shared.metadata import Metadata
 from shared.records import AgentRecord
@@ -41,6 +43,9 @@ class Link:
 
     @asynccontextmanager
     async def metadata(self) -> AsyncIterator[Metadata]:
+        if why := await asyncio.to_thread(why_unreachable, self.redis, 3.0):
+            where = "`mooncake up` and `mooncake store` say where theirs is: --redis or MOONCAKE_REDIS"
+            raise Unavailable(f"no Redis answers at {shown(self.redis)}: {why} ({where})")
         async with Metadata(self.redis, self.mesh) as metadata:
             yield metadata
 

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import os
 import secrets
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -16,14 +15,14 @@ import click
 import msgspec
 from rich.text import Text
 
+from cli import first_look
 from cli.child import Spec
 from cli.config_docs import settings_type
-from cli.console import Lines, out, print_json
+from cli.console import Lines, bytes_text, out, print_json, redis_option, typed
 from cli.foreground import Foreground
 from cli.leftovers import MARK
 from cli.probe import why_unreachable
 from cli.supervisor import WRONG_SETTING, Supervisor
-from shared.addresses import shown
 from shared.config import CommonSettings, config_file, from_flags, from_variables, from_yaml, load, usage
 from shared.embedded import RedisServer, free_port
 from shared.errors import ConfigError, DeadlineExceeded, MooncakeError, Unavailable
@@ -35,6 +34,9 @@ SERVERS, STORE = range(2)
 GRACE = {SERVERS: 1.0, STORE: 3.0}
 READY_TIMEOUT = 300.0
 PAUSE = 0.1
+SPACES = 4
+"""Namespaces that a pool is for, where nobody says how much each gets: an engine wants one, programs have several."""
+
 JSON = "--json"
 
 
@@ -49,8 +51,8 @@ class Refused(click.ClickException):
 def run(arguments: tuple[str, ...]) -> None:
     """Run a store agent, without any engine (`mooncake store run --help` lists its settings).
 
-    With a Redis of its own, unless --redis, MOONCAKE_REDIS or the configuration file names one. --json: the ready line
-    is one JSON document.
+    With a Redis of its own, unless --redis, MOONCAKE_REDIS or the configuration file names one. Each namespace gets a
+    quarter of the pool, unless --slab-bytes says otherwise. --json: the ready line is one JSON document.
     """
     if {"-h", "--help"} & set(arguments):
         settings = settings_of(settings_type("store"))
@@ -67,7 +69,8 @@ def run(arguments: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is started. ``embedded``: the port of a Redis of ours, 0 for somebody else's at ``redis``."""
+    """What is started. ``embedded``: the port of a Redis of ours, 0 for somebody else's at ``redis``. ``pool`` and
+    ``slab``: bytes of the agent, and of each namespace in it (0: the first one has all)."""
 
     argv: Sequence[str]
     id: str
@@ -76,6 +79,8 @@ class Plan:
     redis: str
     embedded: int
     secret: bool
+    pool: int
+    slab: int
 
     def specs(self) -> list[Spec]:
         env = os.environ | {MARK: self.mark, "MOONCAKE_REDIS": self.redis, "PYTHONUNBUFFERED": "1"}
@@ -87,11 +92,15 @@ class Plan:
         agent = [sys.executable, "-P", "-m", "services.store", *self.argv]
         return [*specs, Spec("store", agent, STORE, env, GRACE[STORE])]
 
+    def memory(self) -> str:
+        """Who gets how much, and how that is changed."""
+        each = f"{bytes_text(self.slab)} for each namespace" if self.slab else "all of it for the first namespace"
+        return f"{bytes_text(self.pool)} of memory, {each} (--pool-bytes, --slab-bytes)"
+
     def options(self) -> str:
         """For the commands that look at this store."""
         mesh = "" if self.mesh == "default" else f" --mesh {self.mesh}"
-        url = '"$MOONCAKE_REDIS"' if "@" in self.redis else shlex.quote(self.redis)  # a password is not for the screen
-        return f" --redis {url}{mesh}"
+        return f" {redis_option(self.redis)}{mesh}"
 
 
 def plan(argv: Sequence[str]) -> Plan:
@@ -99,25 +108,41 @@ def plan(argv: Sequence[str]) -> Plan:
     kind = settings_type("store")
     settings = load(kind, argv, prog="mooncake store run")
     assert isinstance(settings, CommonSettings)
-    named = names_redis(kind, argv)
-    if named and (why := why_unreachable(settings.redis, timeout=3.0)):
-        raise ConfigError(f"--redis: no server answers at {shown(settings.redis)}: {why}", field="redis")
-    embedded = 0 if named else free_port()
+    said = named_settings(kind, argv)
     given = msgspec.structs.asdict(settings)
+    first_look.pools_fit(1, given["pool_bytes"])
+    if given["ssd_path"]:
+        first_look.folder_takes_files("--ssd-path", given["ssd_path"])
+    named = "redis" in said
+    if named:
+        first_look.server_answers("redis", settings.redis)
+    embedded = 0 if named else free_port()
+    slab = given["slab_bytes"] if "slab_bytes" in said else given["pool_bytes"] // SPACES
     id = given["id"] or f"store-{secrets.token_hex(3)}"
     words = [*argv, *([] if given["id"] else ["--id", id])]
+    words += [] if "slab_bytes" in said else ["--slab-bytes", str(slab)]
     words += [] if given["log_format"] != "auto" else ["--log-format", "console"]
     redis = settings.redis if named else f"redis://127.0.0.1:{embedded}/0"
-    return Plan(words, id, secrets.token_hex(4), settings.mesh, redis, embedded, bool(given["secret"]))
+    return Plan(
+        words,
+        id,
+        secrets.token_hex(4),
+        settings.mesh,
+        redis,
+        embedded,
+        bool(given["secret"]),
+        given["pool_bytes"],
+        slab,
+    )
 
 
-def names_redis(kind: type[msgspec.Struct], argv: Sequence[str]) -> bool:
-    """Somebody has said which Redis to use, wherever settings come from."""
+def named_settings(kind: type[msgspec.Struct], argv: Sequence[str]) -> set[str]:
+    """What somebody has chosen, wherever settings come from."""
     settings = settings_of(kind)
     flags = from_flags(settings, argv)
     path = config_file(flags, os.environ)
     found = set(flags) | set(from_variables(settings, os.environ))
-    return "redis" in found | set(from_yaml(settings, path, "store") if path else ())
+    return found | set(from_yaml(settings, path, "store") if path else ())
 
 
 class Standalone:
@@ -175,10 +200,11 @@ class Standalone:
             return
         out.print()
         out.print(Text(f"Ready after {seconds:.1f} s: store agent {record.ref.id}", style="bold green"))
-        click.echo(f"programs of this machine attach at {record.socket}, other agents at {record.host}:{record.port}\n")
+        click.echo(f"programs of this machine attach at {record.socket}, other agents at {record.host}:{record.port}")
+        click.echo(f"{self._plan.memory()}\n")
         if self._plan.secret:
             click.echo("(give the commands the same MOONCAKE_SECRET)")
         options = self._plan.options()
         for command in ("ls", "verify", f"bench --socket {record.socket}"):
-            click.echo(f"mooncake store {command}{options}")
-        click.echo(f"mooncake store run{options} --socket @mooncake-store-2   # a second agent\n\nCtrl-C stops it.\n")
+            click.echo(f"{typed()} store {command}{options}")
+        click.echo(f"{typed()} store run{options} --socket @mooncake-store-2   # a second agent\n\nCtrl-C stops it.\n")

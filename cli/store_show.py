@@ -9,8 +9,8 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from cli.console import out, print_json
-from cli.status import bytes_text, nics
+from cli.console import bytes_text, out, print_json, table
+from cli.status import cell, nics
 from cli.store_link import Link, agent_named, finish, key_named, linked, secured
 from shared.errors import MooncakeError
 from shared.index.lookup import lookup
@@ -18,7 +18,6 @@ from shared.metadata import Metadata
 from shared.records import AgentRecord, SlabRecord
 
 TIERS = ("dram", "ssd")
-WIDE = 160
 
 
 @click.command()
@@ -34,9 +33,8 @@ async def _ls(link: Link, as_json: bool) -> int:
     if as_json:
         print_json({"mesh": link.mesh, "agents": [agent_document(a, indexed.get(a.code, 0)) for a in agents]})
     elif agents:
-        width = None if out.is_terminal else WIDE
-        out.print(agent_table(agents, indexed), width=width)
-        out.print(namespace_table(agents), width=width)
+        out.print(agent_table(agents, indexed))
+        out.print(namespace_table(agents))
     else:
         click.echo(f"no store agent is registered in the mesh {link.mesh}")
     return 0
@@ -77,27 +75,24 @@ def agent_document(agent: AgentRecord, indexed: int) -> dict[str, Any]:
 
 
 def agent_table(agents: list[AgentRecord], indexed: dict[bytes, int]) -> Table:
-    table = Table("agent", "node", "address", title="Store agents", title_justify="left", box=None)
-    for column in ("DRAM blocks", "bytes", "SSD blocks", "indexed", "held"):
-        table.add_column(column, justify="right")
+    counts = ("DRAM blocks", "bytes", "SSD blocks", "indexed", "held")
+    shown = table(("agent", "node", "address"), counts, "Store agents")
     for agent in agents:
         blocks = agent_document(agent, indexed.get(agent.code, 0))
-        counts = [str(blocks["blocks"]["dram"]), bytes_text(blocks["bytes"])]
-        counts += [str(blocks["blocks"]["ssd"]), str(blocks["blocks"]["indexed"]), f"{agent.used}/{agent.slots}"]
-        table.add_row(agent.ref.id, agent.node, blocks["address"], *counts)
-    return table
+        numbers = [str(blocks["blocks"]["dram"]), bytes_text(blocks["bytes"])]
+        numbers += [str(blocks["blocks"]["ssd"]), str(blocks["blocks"]["indexed"]), f"{agent.used}/{agent.slots}"]
+        shown.add_row(agent.ref.id, agent.node, blocks["address"], *numbers)
+    return shown
 
 
 def namespace_table(agents: list[AgentRecord]) -> Table:
     """One line for each namespace of an agent."""
-    table = Table("namespace", "agent", "layout", title="\nNamespaces", title_justify="left", box=None)
-    for column in ("slot", "blocks", "held", "slots"):
-        table.add_column(column, justify="right")
+    shown = table(("namespace", "agent", "layout"), ("slot", "blocks", "held", "slots"), "\nNamespaces")
     for agent in agents:
         for slab in agent.slabs:
             counts = [bytes_text(slab.stride), str(slab.blocks), str(slab.used), str(slab.slots)]
-            table.add_row(slab.segment, agent.ref.id, slab.namespace.layout, *counts)
-    return table
+            shown.add_row(slab.segment, agent.ref.id, slab.namespace.layout, *counts)
+    return shown
 
 
 # -- stat ------------------------------------------------------------------------------------------------------
@@ -125,15 +120,13 @@ async def _stat_agent(link: Link, name: str, as_json: bool) -> int:
     if as_json:
         print_json(document)
         return 0
-    held = {kind: amount for kind, amount in document.pop("held").items() if amount} or "nothing"
     namespaces, devices = document.pop("namespaces"), document.pop("nics")
-    for name, value in (document | {"held": held}).items():
-        out.print(Text.assemble((f"{name}: ", "bold"), str(value)), soft_wrap=True)
-    width = None if out.is_terminal else WIDE
+    for name, value in document.items():
+        out.print(Text.assemble((f"{name}: ", "bold"), cell(value)), soft_wrap=True)
     if namespaces:
-        out.print(namespace_table([agent]), width=width)
-    for table in nics([{"id": agent.ref.id, "nics": devices}]):
-        out.print(table, width=width)
+        out.print(namespace_table([agent]))
+    for shown in nics([{"id": agent.ref.id, "nics": devices}]):
+        out.print(shown)
     return 0
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.console import err, print_json
-from cli.status import bytes_text
+from cli.console import bytes_text, err, print_json
 from cli.store_link import Link, agent_named, finish, linked, secured
 from shared.errors import MooncakeError
 from shared.records import AgentRecord

@@ -138,9 +138,8 @@ class Supervisor:
     def _give_up(self, child: Child, code: int) -> None:
         assert self._broken is not None
         if not self._broken.done():
-            message = (
-                f"{child.spec.name} {exit_words(code)}, start {child.starts}. Its last words:\n{last_words(child)}"
-            )
+            again = f" at start {child.starts}" if child.starts > 1 else ""
+            message = f"{child.spec.name} {exit_words(code)}{again}. Its last words:\n{last_words(child)}"
             self._broken.set_exception(CrashLoop(message))
 
     async def stop(self) -> None:
@@ -157,7 +156,10 @@ class Supervisor:
 
     async def _stop(self, child: Child) -> None:
         if not await child.stop():
-            self._report.event(child.spec.name, f"did not stop within {child.spec.grace:g} s and was killed", bad=True)
+            words = f"did not stop within {child.spec.grace:g} s and was killed"
+            self._report.event(
+                child.spec.name, words, bad=self._settled
+            )  # one that still loads its model hears nothing
 
     def kill(self) -> None:
         """At once, no questions asked: the second Ctrl-C."""

@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from functools import partial
 
 import click
+from rich.text import Text
 
+from cli import first_look
 from cli.certificates import Certificate
 from cli.console import Lines, err
 from cli.foreground import Foreground
@@ -32,6 +34,9 @@ from shared.model import served_name
 from shared.setting import settings_of
 
 PAUSE = 0.1
+SILENCE = 10.0
+"""Seconds after which somebody who waits wants to know for what."""
+
 TALKERS = ("nats", "redis")
 """Servers that say much at their start, nothing of it about the mesh."""
 
@@ -82,6 +87,7 @@ class Up:
         self._look_first(port)
         with self._tls() as files:
             plan = Plan(self.settings, self._wiring(port, files), os.environ)
+            err.print(Text(f"Starting {plan.summary()}", style="bold"), soft_wrap=True)
             async with Supervisor(plan.wiring.mark, self._lines) as supervisor:
                 await Foreground(supervisor).run(self._serve(plan, supervisor))
         return 0
@@ -104,11 +110,16 @@ class Up:
         if why := why_not_bindable(host, port):
             raise ConfigError(f"cannot serve on {host}:{port}: {why} (choose another with --port)", field="port")
         for name, url in (("nats", self.settings.nats), ("redis", self.settings.redis)):
-            if url and (why := why_unreachable(url, timeout=3.0)):
-                raise ConfigError(f"--{name}: no server answers at {shown(url)}: {why}", field=name)
+            if url:
+                first_look.server_answers(name, url)
         for name, path in self.settings.tls_files.items():
             if path and not os.access(path, os.R_OK):
                 raise ConfigError(f"--{name.replace('_', '-')}: {path} cannot be read", field=name)
+        if self.settings.ssd_path:
+            first_look.folder_takes_files("--ssd-path", self.settings.ssd_path)
+        if self.settings.api_keys:
+            first_look.keys_can_be_read(self.settings.api_keys)
+        first_look.pools_fit(self.settings.prefill + self.settings.decode, self.settings.pool_bytes)
 
     def _wiring(self, port: int, tls: dict[str, str]) -> Wiring:
         return Wiring(
@@ -149,9 +160,15 @@ class Up:
     async def _until(
         self, look: Callable[[], bool], deadline: float, what: str, why: Callable[[], str] = lambda: ""
     ) -> None:
+        say_at = time.monotonic() + SILENCE
         while not await asyncio.to_thread(look):
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > deadline:
                 raise DeadlineExceeded(f"waited {self.settings.ready_timeout:g} s for {what}; {why()}".rstrip("; "))
+            if now > say_at:
+                say_at = now + SILENCE
+                waited = f"waiting for {what} ({now - self._begin:.0f} s): {why()}".rstrip(": ")
+                err.print(Text(waited, style="dim"), soft_wrap=True)
             await asyncio.sleep(PAUSE)
 
 

@@ -76,10 +76,10 @@ class CommonSettings(msgspec.Struct, frozen=True, kw_only=True):
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, known: Iterable[str], prefix: str = "") -> str:
     """`` (did you mean X?)``, or nothing when no known name is close."""
     close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    return f" (did you mean {prefix}{close[0]}?)" if close else ""
 
 
 # -- the three sources -------------------------------------------------------------------------------------
@@ -239,8 +239,8 @@ def _warn_once(settings: Sequence[Setting], env: Mapping[str, str], others: Coll
     if not unknown:
         return
     _warned.update(unknown)
-    known = [setting.variable for setting in settings]
-    names = ", ".join(name + suggestion(name, known) for name in unknown)
+    bare = {setting.variable.removeprefix(PREFIX) for setting in settings}  # the prefix alone would be alike enough
+    names = ", ".join(name + suggestion(name.removeprefix(PREFIX), bare, PREFIX) for name in unknown)
     logging.getLogger("mooncake.config").warning("ignored variables that are no setting here: %s", names)
 
 

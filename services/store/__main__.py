@@ -10,7 +10,7 @@ import sys
 from services.store.agent import run_agent
 from services.store.settings import StoreSettings
 from shared.config import load
-from shared.errors import MooncakeError
+from shared.errors import ConfigError, MooncakeError
 from shared.metrics_server import MetricsServer
 from shared.telemetry import log, setup
 
@@ -43,7 +43,7 @@ def main() -> int:
         asyncio.run(serve(settings))
     except MooncakeError as e:
         logger.error("store agent ends", error=e.message)
-        return 1
+        return 2 if isinstance(e, ConfigError) else 1  # 2: to start it again does not help
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hmac
 import os
 import secrets
@@ -66,7 +67,8 @@ class LocalSocket:
             listener.listen(128)
         except OSError as e:
             listener.close()
-            raise ConfigError(f"cannot listen on socket {self.address}: {e.strerror}", field="socket") from e
+            taken = " (another agent has it; name another with --socket)" if e.errno == errno.EADDRINUSE else ""
+            raise ConfigError(f"cannot listen on socket {self.address}: {e.strerror}{taken}", field="socket") from e
         self._listener = listener
         self._spawn(self._accept(listener))
 
@@ -98,7 +100,7 @@ class LocalSocket:
                 sock.send(frame(msgspec.msgpack.encode(Denied(e.to_wire()))))
             sock.close()
         except (OSError, TimeoutError, EOFError) as e:
-            logger.info("engine did not finish its greeting", error=str(e))
+            logger.debug("engine did not finish its greeting", error=str(e))  # it asks again, or is gone
             sock.close()
         finally:
             self._greeters.release()

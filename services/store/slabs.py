@@ -130,7 +130,7 @@ class Slabs(Mapping[str, Slab]):
 
     def _make(self, namespace: Namespace) -> Slab:
         settings, stride, left = self._settings, stride_of(namespace.geometry), self._left
-        slots = min(settings.slab_bytes or left, left) // stride
+        slots = min(max(settings.slab_bytes, stride) if settings.slab_bytes else left, left) // stride
         if slots < 1:
             raise ConfigError(
                 f"no room for another namespace: a slot takes {stride} bytes, {left} are left of pool_bytes = "

@@ -18,23 +18,33 @@ CLUSTER = {
             "role": "prefill",
             "node": "node-p0",
             "state": "ready",
-            "load": {"queued": 3, "queued_tokens": 700, "total_blocks": 64, "room_blocks": 60},
+            "load": {"queued": 3, "queued_tokens": 700, "total_blocks": 64, "room_blocks": 0},
         },
-        {"id": "decode-0", "role": "decode", "node": "node-d0", "state": "suspected", "load": None},
+        {
+            "id": "decode-0",
+            "role": "decode",
+            "node": "node-d0",
+            "state": "suspected",
+            "load": {"total_blocks": 64, "room_blocks": 60},
+        },
     ],
     "agents": [
         {
             "id": "node-p0",
+            "code": "178cce17ca419c91",
             "node": "node-p0",
             "slots": 100,
             "used": 25,
             "slot_bytes": 1 << 20,
-            "held": {"lease": 2.0},
+            "held": {"store_leases": 2.0, "store_connections": 1.0},
             "nics": [{"name": "rxe0", "state": "resting", "gid": "10.77.0.1 (RoCE v2, index 1)", "read": 5 << 20}],
             "ssd": {"state": "on", "blocks": 311, "bytes": 3 << 30, "capacity": 8 << 30, "read": 93, "read_rate": 2e9},
         }
     ],
-    "index": {"blocks": 42},
+    "index": {"synced": True, "lag_s": 0.25, "blocks": {"178cce17ca419c91": 42, "5763e050f2cc43a1": 1}, "applied": 50},
+    "requests": {"running": 2, "accepted": 9, "rejected": 3, "failed": 0},
+    "balance": {"prefill": {"busiest": 6, "mean": 4.0, "ratio": 1.5}, "decode": {}},
+    "gateway": {"model": "tiny"},
 }
 
 

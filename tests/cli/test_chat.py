@@ -16,10 +16,11 @@ from click.testing import CliRunner, Result
 
 from cli.api import Api, ApiError, Delta
 from cli.chat import Conversation
+from cli.console import bytes_text
 from cli.main import main
-from cli.status import bytes_text, cell
+from cli.status import cell
 from shared.embedded import free_port
-from tests.cli.fake_conductor import FakeConductor, chunk, fake_conductor, usage
+from tests.cli.fake_conductor import CLUSTER, FakeConductor, chunk, fake_conductor, usage
 
 MOONCAKE = Path(sys.executable).with_name("mooncake")
 
@@ -80,7 +81,26 @@ def test_refusals_are_told_in_the_servers_words(conductor: FakeConductor, answer
 def test_nobody_there_is_told_in_one_sentence() -> None:
     for command in (["chat", "-m", "x"], ["status"]):
         result = CliRunner().invoke(main, [*command, "--url", f"http://127.0.0.1:{free_port()}"])
-        assert result.exit_code == 1 and "is not reachable" in result.output and "Traceback" not in result.output
+        assert result.exit_code == 1 and "is not reachable: Connection refused" in result.output
+        assert "`mooncake up` starts a mesh" in result.output
+
+
+@pytest.mark.parametrize(
+    "url", ["foo", "", "ftp://127.0.0.1", "127.0.0.1:8000", "http://", "http://127.0.0.1:x", "http://[::1"]
+)
+@pytest.mark.parametrize("command", [["chat", "-m", "x"], ["status"], ["status", "--json"]])
+def test_what_is_no_address_is_told_in_one_sentence(command: list[str], url: str) -> None:
+    result = CliRunner().invoke(main, [*command, f"--url={url}"])
+    assert result.exit_code == 1 and result.output.startswith("Error: "), result.exception
+
+
+def test_the_url_that_clients_of_openai_take_works_too(conductor: FakeConductor) -> None:
+    assert CliRunner().invoke(main, ["status", "--url", f"{conductor.url}/v1/"]).exit_code == 0
+
+
+def test_a_missing_key_is_told_with_what_to_do(conductor: FakeConductor) -> None:
+    conductor.answers["/cluster"] = (401, {}, {"error": {"message": "which key?"}})
+    assert "401: which key? (--api-key or MOONCAKE_API_KEY gives one)" in run(conductor, "status").output
 
 
 # -- chat --------------------------------------------------------------------------------------------------
@@ -154,10 +174,33 @@ def test_on_a_terminal_it_is_a_conversation(conductor: FakeConductor) -> None:
 def test_status_shows_every_instance_and_agent(conductor: FakeConductor) -> None:
     result = run(conductor, "status", "--once")
     assert result.exit_code == 0
-    for word in ("prefill-0", "decode-0", "suspected", "700", "60/64", "25/100", "100.0 MiB", "lease 2", "blocks 42"):
+    for word in ("prefill-0", "decode-0", "suspected", "700", "60/64", "25 (25 %)", "100.0 MiB", "leases 2"):
+        assert word in result.stdout, word
+    for word in ("tiny at http://", "conductor: ready, policy paper", "43 blocks, 0.2 s behind"):
         assert word in result.stdout, word
     for word in ("SSD tiers", "311", "3.0 GiB/8.0 GiB", "93", "1.9 GiB"):
         assert word in result.stdout, word
+    assert "2 running, 9 accepted, 3 rejected" in result.stdout and "prefill 1.50" in result.stdout
+    assert " 42 " in row(result.stdout, "node-p0"), "blocks that the index has of the agent"
+    assert "/64" not in row(result.stdout, "prefill-0"), "a prefill instance promises no blocks"
+
+
+def row(text: str, name: str) -> str:
+    return next(line for line in text.splitlines() if line.strip().startswith(name))
+
+
+def test_what_is_piped_is_never_cut_off(conductor: FakeConductor) -> None:
+    """Whatever the names and however long the lines: scripts and mails have no width."""
+    name = "an-instance-with-a-name-" + "x" * 150
+    cluster = {**CLUSTER, "instances": [{"id": name, "node": name, "role": "decode"}]}
+    conductor.answers["/cluster"] = (200, {}, cluster)
+    done = subprocess.run([MOONCAKE, "status", "--url", conductor.url], capture_output=True, text=True, timeout=200)
+    assert done.stdout.count(name) == 2 and "…" not in done.stdout
+
+
+def test_why_a_mesh_is_not_ready_is_said(conductor: FakeConductor) -> None:
+    conductor.answers["/cluster"] = (200, {}, {**CLUSTER, "ready": False, "reasons": ["no_decode"], "degraded": ["x"]})
+    assert "conductor: not ready: no_decode, degraded: x, policy paper" in run(conductor, "status").stdout
 
 
 def test_status_as_json_is_what_the_conductor_says(conductor: FakeConductor) -> None:

@@ -60,6 +60,9 @@ def test_an_unknown_command_is_refused() -> None:
         (["--nats", "nats://127.0.0.1:9", "--port", "0"], "--nats: no server answers at nats://127.0.0.1:9"),
         (["--redis", "redis://u:pw@127.0.0.1:9", "--port", "0"], "--redis: no server answers at 127.0.0.1:9"),
         (["--host", "no.such.host.invalid", "--port", "0"], "no.such.host.invalid"),
+        (["--ssd-path", "/proc/no/where", "--port", "0"], "--ssd-path: cannot keep files in /proc/no/where"),
+        (["--api-keys", "/no/keys.yaml", "--port", "0"], "--api-keys: cannot read the API keys in /no/keys.yaml"),
+        (["--pool-bytes", "900TiB", "--port", "0"], "--pool-bytes: 2 pools of 900.0 TiB would not fit into memory"),
     ],
 )
 def test_up_refuses_what_cannot_work_in_one_sentence(argv: list[str], words: str) -> None:
@@ -74,6 +77,12 @@ def test_up_says_that_its_port_is_taken() -> None:
         done = mooncake("up", "--port", str(port))
     assert done.returncode == 2
     assert f"cannot serve on 127.0.0.1:{port}: Address already in use" in done.stderr
+
+
+def test_a_variable_of_somebody_else_is_taken_for_no_other() -> None:
+    """All begin with MOONCAKE_: that alone must not look like a slip."""
+    said = mooncake("up", "--prefill", "2", "--nats", "nats://127.0.0.1:9", "--port", "0", MOONCAKE_FOO="1").stderr
+    assert "MOONCAKE_FOO" in said and "did you mean" not in said
 
 
 def test_up_names_what_to_do_about_a_missing_model(tmp_path: Path) -> None:

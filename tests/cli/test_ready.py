@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from cli.console import Lines
+from cli.console import Lines, redis_option, typed
 from cli.plan import Plan, Wiring
 from cli.ready import QUESTION, Ready, url_of
 from cli.settings import UpSettings
@@ -35,9 +37,9 @@ def test_ready_is_when_a_request_would_be_served_and_all_instances_are_there(con
     ready = ready_at(conductor.url)
     assert not ready.look() and "no decode instance" in ready.reason
     conductor.answers["/ready"] = (200, {}, {"ready": True})
-    assert ready.look() and ready.reason
+    assert ready.look() and not ready.reason
     more = ready_at(conductor.url, decode=2)
-    assert not more.look() and more.reason == "2 of 3 instances are registered"
+    assert not more.look() and more.reason == "not there yet: decode-1"
 
 
 def test_where_keys_hide_the_cluster_ready_has_to_do(conductor: FakeConductor) -> None:
@@ -81,6 +83,22 @@ def test_what_is_said_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     ready_at("http://127.0.0.1:8000").say(8.25, as_json=False)
     text = capsys.readouterr().out
     assert "Ready after 8.2 s at http://127.0.0.1:8000" in text and "curl -N http://" in text
+    assert "mooncake store ls --redis redis://127.0.0.1:2/0" in text
+
+
+def test_commands_to_paste_work_where_they_are_pasted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is not on the path is called as it was; a mesh elsewhere, or of another name, is named."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "bin" / "mooncake"), "up"])
+    assert ready_at("http://127.0.0.1:8000").commands()[:2] == ["bin/mooncake chat", "bin/mooncake status"]
+    elsewhere = ready_at("http://127.0.0.1:9", mesh="lab").commands()
+    assert elsewhere[0] == "bin/mooncake chat --url http://127.0.0.1:9" and elsewhere[2].endswith("--mesh lab")
+    monkeypatch.setattr(sys, "argv", [str(tmp_path.parent / "mooncake"), "up"])
+    assert typed() == str(tmp_path.parent / "mooncake")
+    (tmp_path / "mooncake").touch(0o755)
+    assert typed() == "mooncake"
+    assert redis_option("redis://:pw@there/0") == '--redis "$MOONCAKE_REDIS"'
 
 
 def test_lines_carry_the_name_of_their_process_and_hidden_ones_only_what_happens(

@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 
 from cli.leftovers import leftovers
 from cli.main import main
+from cli.store_run import plan
 from cli.warden import marked
 from services.store.client import plain_namespace
 from services.store.sync_client import SyncStoreClient
@@ -37,11 +38,11 @@ def environment(**more: str) -> dict[str, str]:
 
 
 class Running:
-    """A ``mooncake store``: what it said when it was ready, and its process."""
+    """A ``mooncake store`` as the page starts it, for all of the page: what it said when ready, and its process."""
 
     def __init__(self) -> None:
         self.socket = "@mooncake-test-" + uuid4().hex[:12]
-        argv = [*COMMAND, "--json", "--pool-bytes", "16MiB", "--slab-bytes", "4MiB", "--socket", self.socket]
+        argv = [*COMMAND, "--json", "--pool-bytes", "16MiB", "--socket", self.socket]
         self.process = subprocess.Popen(argv, env=environment(), stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -138,6 +139,46 @@ def test_the_examples_of_the_page_run_as_they_stand(store: Running, number: int)
     page = (ROOT / "docs" / "store.md").read_text(encoding="utf-8")
     examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert store.script(examples[number]).strip().endswith("done")
+
+
+def test_settings_that_cannot_work_are_not_tried_again(store: Running) -> None:
+    done = store.ask("run", "--socket", store.socket, "--pool-bytes", "1MiB")
+    assert done.exit_code == 1 and "another agent has it; name another with --socket" in done.output
+    assert "starting it again" not in done.output
+
+
+@pytest.mark.parametrize("command", [["ls"], ["stat", "00" * 16], ["verify"]])
+def test_without_a_redis_the_commands_say_where_to_find_it(command: list[str]) -> None:
+    done = CliRunner().invoke(main, ["store", *command, "--redis", "redis://:pw@127.0.0.1:9/0"])
+    assert done.exit_code == 1 and "no Redis answers at 127.0.0.1:9: Connection refused" in done.output
+    assert "MOONCAKE_REDIS" in done.output and "pw" not in done.output
+
+
+def test_what_an_agent_says_of_itself_is_for_people(store: Running) -> None:
+    said = store.ask("stat", "--agent", store.ready["id"]).output
+    assert "transports: shm,tcp" in said and not set("{}[]'") & set(said)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--ssd-path", "/proc/no", "--ssd-bytes", "1GiB"], "--ssd-path: cannot keep files in /proc/no"),
+        (["--pool-bytes", "900TiB"], "a pool of 900.0 TiB would not fit into memory"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(argv: list[str], words: str) -> None:
+    done = CliRunner().invoke(main, ["store", "run", *argv])
+    assert done.exit_code == 2 and words in done.output
+
+
+def test_a_pool_is_for_several_namespaces_unless_somebody_says_otherwise() -> None:
+    def slab(*argv: str) -> str:
+        made = plan(["--pool-bytes", "64MiB", *argv])
+        return f"{made.slab >> 20} {made.memory()}"
+
+    assert slab() == "16 64.0 MiB of memory, 16.0 MiB for each namespace (--pool-bytes, --slab-bytes)"
+    assert slab("--slab-bytes", "32MiB").startswith("32 64.0 MiB of memory, 32.0 MiB for each")
+    assert "all of it for the first namespace" in slab("--slab-bytes", "0")
 
 
 def test_a_redis_that_does_not_answer_is_said() -> None:

@@ -95,3 +95,10 @@ async def test_what_is_held_keeps_its_namespace(start_agent: Start, stack: Async
     (slab,) = agent.slabs.values()
     assert slab.contains([key]) == [True]
     assert agent.stats()["slots"] == 8
+
+
+async def test_one_object_larger_than_a_slab_gets_a_slab_of_its_size(start_agent: Start, stack: AsyncExitStack) -> None:
+    agent = await start_agent(slots=14, slab_bytes=STRIDE)
+    large = await attach(agent, WIDE, stack)
+    assert stride_of(WIDE.geometry) > STRIDE and large.pool.slots == 1
+    assert (await attach(agent, NAMESPACE, stack)).pool.slots == 1

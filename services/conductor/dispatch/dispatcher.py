@@ -15,6 +15,7 @@ from services.conductor.dispatch.lists import LiveLists
 from services.conductor.dispatch.matching import AgentTable, Matcher, NoIndex
 from services.conductor.dispatch.mesh import Mesh
 from services.conductor.dispatch.placing import Placer
+from services.conductor.dispatch.rejected import late
 from services.conductor.dispatch.roster import Change, Roster, State
 from services.conductor.dispatch.run import Run
 from services.conductor.dispatch.settings import DispatchSettings
@@ -142,12 +143,13 @@ class MeshDispatcher:
         if shortest is None:
             raise Unavailable("no_prefill: no instance takes new work", retry_after_ms=1000)
         queue, model = shortest
-        late = queue + model.seconds(tokens, max(tokens - 1, 0)) - (slo_ttft_ms or self.settings.slo_ttft_ms) / 1000
-        if late > 0:
+        soonest = queue + model.seconds(tokens, max(tokens - 1, 0))
+        allowed = (slo_ttft_ms or self.settings.slo_ttft_ms) / 1000
+        if soonest > allowed:
             self._reject("stage0")
-            raise Contended(
-                "even the emptiest instance would be late", field="ttft", retry_after_ms=int(late * 1000) + 1
-            )
+            why = late("the first token", soonest, allowed)
+            retry = int((soonest - allowed) * 1000) + 1
+            raise Contended(f"ttft: even at the emptiest instance {why}", field="ttft", retry_after_ms=retry)
 
     def _reject(self, reason: str) -> None:
         metrics.REJECTED.labels(reason).inc()
@@ -287,7 +289,8 @@ class MeshDispatcher:
             if change.kind != "left" and change.member.state is not State.REFUSED:
                 self.mesh.ledger.set_open(record.ref.id, change.member.open)
             if change.kind != "updated":
-                logger.info(f"instance {change.kind}", role=record.role, id=record.ref.id, field=change.member.refused)
+                refused = {"refused": change.member.refused} if change.member.refused else {}
+                logger.info(f"instance {change.kind}", role=record.role, id=record.ref.id, **refused)
 
     def _seat(self, record: InstanceRecord, load: Load) -> None:
         ledger, id = self.mesh.ledger, record.ref.id

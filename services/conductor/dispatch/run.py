@@ -12,10 +12,11 @@ from services.conductor.dispatch.attempts import Attempt, Attempts, Left, Side
 from services.conductor.dispatch.effort import Effort
 from services.conductor.dispatch.mesh import Mesh
 from services.conductor.dispatch.placing import Placement
+from services.conductor.dispatch.rejected import rejected
 from services.conductor.dispatch.stream import TokenStream
 from services.conductor.generation import Generation, Token
 from services.conductor.scheduling import Objectives, Rejection
-from shared.errors import AttemptFailed, BusDown, Contended, DoesNotFit, MooncakeError, NoRoom, PoolFull, Unavailable
+from shared.errors import AttemptFailed, BusDown, Contended, DoesNotFit, MooncakeError, NoRoom, PoolFull
 from shared.inbox import Inbox
 from shared.messages import Ref, Usage
 from shared.telemetry import log, tracer
@@ -240,7 +241,7 @@ class Run:
         if self._objectives is not None:
             metrics.REJECTED.labels(rejection.reason).inc()
             self._mesh.counts.rejected += 1
-            raise rejected(rejection)
+            raise rejected(rejection, self._objectives)
         if self._place_until is None:
             settings = self._mesh.settings
             patience = settings.stream_patience_s if self.stream.started else settings.placement_patience_s
@@ -350,17 +351,6 @@ def objectives(mesh: Mesh, generation: Generation) -> Objectives:
         ttft=(generation.slo_ttft_ms or settings.slo_ttft_ms) / 1000,
         tbt=(generation.slo_tbt_ms or settings.slo_tbt_ms) / 1000,
     )
-
-
-def rejected(rejection: Rejection) -> MooncakeError:
-    retry = max(int(rejection.retry_after * 1000), 1)
-    match rejection.reason:
-        case "does_not_fit":
-            return DoesNotFit("prompt and output are larger than the KV pool of any decode instance")
-        case "no_prefill" | "no_decode":
-            return Unavailable(f"{rejection.reason}: no instance to serve the request", retry_after_ms=1000)
-        case reason:
-            return Contended(f"{reason}: the latency objective would be missed", field=reason, retry_after_ms=retry)
 
 
 def span_attributes(request: str, attempt: Attempt) -> dict[str, str | int]:

@@ -46,7 +46,7 @@ class Scheduler:
         tbt = float(steps[d])
         if objectives and ask.waited + ttft > objectives.ttft:
             late = ask.waited + ttft - objectives.ttft
-            return Rejection("ttft", max(late, SHORTEST_RETRY), ttft, tbt)
+            return Rejection("ttft", max(late, SHORTEST_RETRY), ask.waited + ttft, tbt)
         if objectives and tbt > objectives.tbt:
             return Rejection("tbt", next_leave(view.decode), ttft, tbt)
         return decision(ask, view, prices, p, view.decode.ids[d], tbt)
