@@ -7,13 +7,12 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cli.api import DEFAULT_URL, Api, ApiError
+from cli.api import DEFAULT_URL, Api, ApiError, hinted
 from cli.console import out, print_json
-from cli.status import WIDE
 from shared.span_record import SpanRecord
 
 BAR = 40
@@ -116,9 +115,8 @@ def trace(request_id: str, url: str, api_key: str, as_json: bool) -> None:
     try:
         answer: Any = Api(url, api_key, timeout=10).get(f"/trace/{request_id}")
     except ApiError as error:
-        raise click.ClickException(error.message) from None
+        raise click.ClickException(hinted(error)) from None
     if as_json:
         print_json(answer)
     else:
-        console = out if out.is_terminal else Console(width=WIDE, highlight=False)
-        console.print(waterfall(msgspec.convert(answer, Traced)))
+        out.print(waterfall(msgspec.convert(answer, Traced)))

@@ -79,7 +79,7 @@ def test_refusals_are_told_in_the_servers_words(conductor: FakeConductor, answer
 
 
 def test_nobody_there_is_told_in_one_sentence() -> None:
-    for command in (["chat", "-m", "x"], ["status"]):
+    for command in (["chat", "-m", "x"], ["status"], ["trace", "x"]):
         result = CliRunner().invoke(main, [*command, "--url", f"http://127.0.0.1:{free_port()}"])
         assert result.exit_code == 1 and "is not reachable: Connection refused" in result.output
         assert "`mooncake up` starts a mesh" in result.output
@@ -88,7 +88,7 @@ def test_nobody_there_is_told_in_one_sentence() -> None:
 @pytest.mark.parametrize(
     "url", ["foo", "", "ftp://127.0.0.1", "127.0.0.1:8000", "http://", "http://127.0.0.1:x", "http://[::1"]
 )
-@pytest.mark.parametrize("command", [["chat", "-m", "x"], ["status"], ["status", "--json"]])
+@pytest.mark.parametrize("command", [["chat", "-m", "x"], ["status"], ["trace", "x"]])
 def test_what_is_no_address_is_told_in_one_sentence(command: list[str], url: str) -> None:
     result = CliRunner().invoke(main, [*command, f"--url={url}"])
     assert result.exit_code == 1 and result.output.startswith("Error: "), result.exception

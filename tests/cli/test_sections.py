@@ -21,13 +21,7 @@ from shared.setting import Setting, bare_type, settings_of
 from tests.cli.test_up_plan import WIRING, understood
 
 OURS = {setting.name for setting in settings_of(UpSettings)}
-OTHER = {
-    "host": "127.0.0.2",
-    "metrics_host": "127.0.0.2",
-    "ssd_path": "/ssd",
-    "api_keys": "/keys.yaml",
-    "transports": "require:tcp",
-}
+OTHER = {"host": "127.0.0.2", "metrics_host": "127.0.0.2", "ssd_path": "/ssd", "transports": "require:tcp"}
 
 
 def other(setting: Setting) -> Any:
@@ -35,6 +29,8 @@ def other(setting: Setting) -> Any:
     if setting.name in OTHER:
         return OTHER[setting.name]
     bare = bare_type(setting.annotation)
+    if bare is str:
+        return f"/{setting.name}"
     if typing.get_origin(bare) is typing.Literal:
         return [choice for choice in typing.get_args(bare) if choice != setting.default][-1]
     return 64 << 20 if setting.name.endswith("_bytes") else 77

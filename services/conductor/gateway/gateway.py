@@ -155,7 +155,8 @@ class Gateway:
         elif path == "*":  # the server as a whole
             method = "GET"
         else:
-            raise HttpError(404, "unknown_url", f"Unknown request URL: {clip(request.method, 16)} {clip(path)}")
+            asked = f"{clip(request.method, 16)} {clip(path)}"
+            raise HttpError(404, "unknown_url", f"Unknown request URL: {asked} (GET /openapi.json lists what there is)")
         allowed = "GET, HEAD, OPTIONS" if method == "GET" else f"{method}, OPTIONS"
         if request.method == "OPTIONS":
             return web.Response(status=204, headers={"Allow": allowed, REQUEST_ID: exchange.id})
