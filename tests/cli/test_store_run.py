@@ -150,7 +150,7 @@ def test_settings_that_cannot_work_are_not_tried_again(store: Running) -> None:
 @pytest.mark.parametrize("command", [["ls"], ["stat", "00" * 16], ["verify"]])
 def test_without_a_redis_the_commands_say_where_to_find_it(command: list[str]) -> None:
     done = CliRunner().invoke(main, ["store", *command, "--redis", "redis://:pw@127.0.0.1:9/0"])
-    assert done.exit_code == 1 and "no Redis answers at 127.0.0.1:9: Connection refused" in done.output
+    assert done.exit_code == 1 and "no Redis answers at 127.0.0.1:9/0: Connection refused" in done.output
     assert "MOONCAKE_REDIS" in done.output and "pw" not in done.output
 
 
