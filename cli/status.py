@@ -131,7 +131,9 @@ TOPICS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
 
 def nics(records: Iterable[dict[str, Any]]) -> list[Table]:
     """One table of RDMA devices; none where no agent uses any."""
-    shown = table(("agent", "NIC", "state", "address"), ("pairs", "queued", "read", "written", "broken"), "RDMA devices")
+    shown = table(
+        ("agent", "NIC", "state", "address"), ("pairs", "queued", "read", "written", "broken"), "RDMA devices"
+    )
     for record in sorted(records, key=name_of):
         for nic in record.get("nics") or []:
             state = Text(str(nic.get("state")), style="green" if nic.get("state") == "active" else "red")
