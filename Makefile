@@ -24,7 +24,7 @@ help:
 	@echo "make run       the whole mesh on this machine; ARGS='--port 18000 --prefill 2 --decode 2'"
 	@echo "make test      all tests, a file to a worker; ARGS='-k store -x -n0', or what a night has time for:"
 	@echo "               ARGS='--hypothesis-profile thorough'"
-	@echo "make coverage  the same tests, traced (half as long again), and the lines run, by package"
+	@echo "make coverage  the same tests, traced with all processes that they start (slower), and the lines run, by package"
 	@echo "make chaos     the tests that kill, stop and cut off the processes of real meshes"
 	@echo "make stress    writers, readers and killers over several store agents, every byte checked; ARGS='--seconds 600'"
 	@echo "make recovery  seconds until index and inventory agree after Redis or an agent was lost, under load"

@@ -7,7 +7,7 @@ WALK = (
     "tests/mesh/test_cancel_mesh.py",
     "tests/mesh/test_corruption_mesh.py::test_verify_always",
 )
-SIMULATED = ("tests/mesh/test_surface_mesh.py", "tests/mesh/test_streams_mesh.py")
+SIMULATED = ("tests/mesh/test_surface_mesh.py", "tests/mesh/test_streams_mesh.py", "tests/mesh/test_metrics_mesh.py")
 
 LONGEST = (
     "clients",
@@ -20,6 +20,7 @@ LONGEST = (
     "tests/mesh/test_chat_mesh.py",
     "tests/cli/test_up.py",
     "tests/mesh/test_ssd_mesh.py",
+    "tests/mesh/test_trace_mesh.py",
     "tests/instance/test_host.py",
     "tests/mesh/test_isolation_mesh.py",
 )

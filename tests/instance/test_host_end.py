@@ -1,16 +1,20 @@
-"""What ends an instance's process besides a signal."""
+"""What ends an instance's process besides a signal, and what it spares the collector at its beginning."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import threading
 from typing import Any
+
+import pytest
 
 from services.prefill.settings import PrefillSettings
 from shared.blocks import Namespace
 from shared.engines.base import KVStore
-from shared.errors import StaleIncarnation
-from shared.instance.host import Host, Parts
+from shared.errors import ConfigError, StaleIncarnation
+from shared.instance.host import Host, Parts, uncollected
 
 
 async def never(_namespace: Namespace) -> KVStore:
@@ -32,3 +36,19 @@ async def test_a_refusal_in_the_heartbeats_thread_wakes_the_loop() -> None:
     async with asyncio.timeout(100):
         await waiting
     beating.join()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_loaded_once_is_never_looked_through_again(fails: bool) -> None:
+    gc.collect()
+    before = gc.get_freeze_count()
+    try:
+        with contextlib.suppress(ConfigError), uncollected():
+            assert not gc.isenabled()
+            kept = [[number] for number in range(1000)]
+            if fails:
+                raise ConfigError("no such model")
+        assert gc.isenabled()
+        assert gc.get_freeze_count() - before >= len(kept)
+    finally:
+        gc.unfreeze()
