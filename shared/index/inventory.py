@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from shared.blocks import KEY
 from shared.index.digest import rotated
@@ -25,8 +26,7 @@ class Inventory:
         return key in self._parts[key[KEY - 1] % PARTS]  # the first byte decides the shard
 
     def __iter__(self) -> Iterator[bytes]:
-        for part in self._parts:
-            yield from part
+        return chain.from_iterable(self._parts)
 
     def items(self) -> Iterator[tuple[bytes, int]]:
         for part in self._parts:
