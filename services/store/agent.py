@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Self
@@ -63,6 +63,7 @@ class Agent:
         self.directory = directory
         self._metrics = metrics
         self.topology = read_topology(settings.topology_file)
+        self._policy = TransportPolicy.parse(settings.transports)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="store")
         tenants = Shares.read(
             settings.tenant_quotas, Share(settings.tenant_quota_bytes, settings.tenant_quota_ssd_bytes)
@@ -76,7 +77,7 @@ class Agent:
             host=settings.host,
             port=settings.port,
             advertise=settings.advertise or reachable(settings.host, settings.redis),
-            policy=TransportPolicy.parse(settings.transports),
+            policy=self._policy,
             guard=StoreGuard(self.slabs),
             on_call=self._on_call,
             streams=settings.data_streams,
@@ -94,7 +95,7 @@ class Agent:
         self._rate = Rate()
         self._landings = LandingControl(ref, self.engine, calls, settings.drain_timeout)
         self._streamer = Streamer(ref, self.engine, calls, self._landings, self._threads, self._rate)
-        reader = RemoteReader(self.engine, calls, settings, self._threads, self._rate)
+        reader = RemoteReader(self.engine, calls, settings, self._threads, self._rate, self._carry)
         self._fetcher = Fetcher(ref.id, reader, directory, self._rate)
         replicas = Replication(ref.id, calls, directory, self._fetcher, self.slabs)
         self._peers = PeerService(self.slabs, self._landings, self._streamer, self._fetcher, replicas, self._threads)
@@ -108,8 +109,14 @@ class Agent:
         self._backlog = 0
         self.refused: asyncio.Future[MooncakeError] = asyncio.get_running_loop().create_future()
 
-    async def _on_call(self, peer: Ref, payload: bytes) -> bytes:
-        return await self._peers.on_call(peer, payload)
+    def _on_call(self, peer: Ref, payload: bytes) -> Awaitable[bytes] | bytes:
+        return self._peers.on_call(peer, payload)
+
+    def _carry(self, source: Peer) -> int:
+        """Bytes of blocks that may come with that agent's answer: the connection is one of TCP."""
+        here = self.engine.peer()
+        same_host = bool(source.shm and source.host_id) and source.host_id == here.host_id
+        return self.settings.carry_bytes if self._policy.reads_over_tcp(same_host) else 0
 
     # -- running ---------------------------------------------------------------------------------------
 
@@ -209,7 +216,7 @@ class Agent:
             port=peer.port,
             host_id=peer.host_id,
             shm=peer.shm,
-            transports=list(TransportPolicy.parse(self.settings.transports).order),
+            transports=list(self._policy.order),
             topology=self.topology.format() if self.topology.nics else {},
             nics=self._nics_shown,
             slots=int(shown["slots"]),

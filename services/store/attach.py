@@ -20,10 +20,12 @@ RETRY = 0.1
 
 @dataclass
 class Attached:
-    """A socket that speaks requests from now on, and the pool's descriptor. Both are the caller's to close."""
+    """A socket that speaks requests from now on, and the descriptors of pool and mailbox. All are the caller's to
+    close."""
 
     sock: socket.socket
     fd: int
+    mailbox: int
     welcome: Welcome
 
 
@@ -59,9 +61,9 @@ def _greet(sock: socket.socket, namespace: Namespace, name: str, secret: str) ->
     fds: list[int] = []
     try:
         welcome = _receive(sock, reader, fds)
-        if not isinstance(welcome, Welcome) or len(fds) != 1:
-            raise ProtocolError("the agent did not send its pool")
-        return Attached(sock, fds[0], welcome)
+        if not isinstance(welcome, Welcome) or len(fds) != 2:
+            raise ProtocolError("the agent did not send its pool and a mailbox")
+        return Attached(sock, fds[0], fds[1], welcome)
     except BaseException:
         for fd in fds:
             os.close(fd)

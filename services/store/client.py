@@ -8,11 +8,12 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Self
 
-from opentelemetry import propagate
+from opentelemetry import propagate, trace
 
 from services.store import local_messages as wire
 from services.store.attach import Attached, attach
 from services.store.local_messages import By, HeldTuple, unpack_held
+from services.store.mailbox import Mailbox
 from services.store.object_calls import ObjectCalls
 from services.store.objects import Buffer, Data, Objects, Put
 from services.store.plain import plain_namespace
@@ -41,6 +42,9 @@ class StoreClient(ObjectCalls):
         self._tenant = tenant
         self._object_api: Objects | None = None
         self._fd = attached.fd
+        self._mailbox = Mailbox(attached.mailbox)
+        os.close(attached.mailbox)
+        self._posting = False
         self._agent = attached.welcome.agent
         w = attached.welcome
         self._pool = PoolMap(f"/proc/self/fd/{attached.fd}", w.offset, w.stride, w.slots, namespace.geometry)
@@ -164,6 +168,24 @@ class StoreClient(ObjectCalls):
         )
         return [unpack_held(h, key) for h, key in zip(answer, keys, strict=True)]
 
+    async def post(self, keys: Sequence[bytes], values: Sequence[memoryview], owner: Owner) -> list[wire.Posted]:
+        """Store few bytes by way of the mailbox, which holds ``mailbox.SIZE`` of them together. At once: what is LATER
+        for lack of room is for ``reserve``, and so is all where another call uses the mailbox."""
+        if self._posting:
+            return [wire.Posted.LATER] * len(keys)
+        by, packed, lengths = _by(owner, PoolClass.CACHE), b"".join(keys), [len(value) for value in values]
+        self._mailbox.write(values)
+        self._posting = True
+        answer: list[wire.Posted] = await self._session.ask(
+            lambda id: wire.Put(id, packed, lengths, by), list[wire.Posted], undo=self._posted
+        )
+        self._posted(answer)
+        return answer
+
+    def _posted(self, answer: list[wire.Posted]) -> None:
+        """The agent has answered, perhaps to somebody who has gone: it reads the mailbox no more."""
+        self._posting = False
+
     def give_back(self, holds: Sequence[Held]) -> None:
         """As ``release``, without waiting: whatever this client asks next finds them released."""
         self._give_back([(h.hold, h.slot, h.kind.value) for h in holds])
@@ -203,8 +225,7 @@ class StoreClient(ObjectCalls):
     def _give_back(self, late: Sequence[HeldTuple | None]) -> None:
         """The answer to somebody who has gone."""
         ids = [h[0] for h in late if h is not None and h[0]]
-        if ids:
-            self._session.tell(lambda id: wire.Release(id, ids))
+        self._session.release(ids)
 
     # -- landings --------------------------------------------------------------------------------------
 
@@ -261,7 +282,8 @@ class StoreClient(ObjectCalls):
 def _trace() -> dict[str, str]:
     """The current trace context, so that the agent's spans belong to the request."""
     carrier: dict[str, str] = {}
-    propagate.inject(carrier)
+    if trace.get_current_span().get_span_context().is_valid:
+        propagate.inject(carrier)
     return carrier
 
 

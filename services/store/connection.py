@@ -10,6 +10,7 @@ import msgspec
 
 from services.store.frames import FrameReader, frame
 from services.store.local_messages import Aborted, Answer, AnyRequest, Failed
+from services.store.mailbox import Mailbox
 from services.store.slab import Slab
 from shared.errors import MALFORMED, Contended, DeadlineExceeded, InternalError, MooncakeError, ProtocolError
 from shared.telemetry import log
@@ -34,12 +35,15 @@ class Service(Protocol):
 class Connection(asyncio.Protocol):
     """``id`` names its holds in the pool. ``pidfd`` is readable once the process behind it is dead."""
 
-    def __init__(self, id: int, name: str, pid: int, pidfd: int, slab: Slab, service: Service) -> None:
+    def __init__(
+        self, id: int, name: str, pid: int, pidfd: int, slab: Slab, mailbox: Mailbox, service: Service
+    ) -> None:
         self.id = id
         self.name = name
         self.pid = pid
         self.pidfd = pidfd
         self.slab = slab
+        self.mailbox = mailbox
         self.said_bye = False
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self._service = service
@@ -84,7 +88,7 @@ class Connection(asyncio.Protocol):
         try:
             value = self._service.handle(self, request)
         except Exception as e:
-            self._send(Failed(request.id, _as_ours(e).to_wire()))
+            self._refuse(request.id, _as_ours(e))
             return
         if isinstance(value, Coroutine):
             self._spawn(request.id, value)
@@ -94,8 +98,7 @@ class Connection(asyncio.Protocol):
     def _spawn(self, id: int, value: Coroutine[Any, Any, Any]) -> None:
         if id in self.tasks or len(self.tasks) >= MAX_REQUESTS:
             value.close()
-            busy = Contended(f"more than {MAX_REQUESTS} unanswered requests, or one of the same id")
-            self._send(Failed(id, busy.to_wire()))
+            self._refuse(id, Contended(f"more than {MAX_REQUESTS} unanswered requests, or one of the same id"))
             return
         task = self.tasks[id] = asyncio.create_task(self._answer_later(id, value))
         task.add_done_callback(lambda done: self._answered(id, value, done))
@@ -104,13 +107,13 @@ class Connection(asyncio.Protocol):
         del self.tasks[id]
         if done.cancelled():
             value.close()  # it may not have begun
-            self._send(Failed(id, DeadlineExceeded("given up by the asker").to_wire()))
+            self._refuse(id, DeadlineExceeded("given up by the asker"))
 
     async def _answer_later(self, id: int, value: Coroutine[Any, Any, Any]) -> None:
         try:
             self._answer(id, await value)
         except Exception as e:
-            self._send(Failed(id, _as_ours(e).to_wire()))
+            self._refuse(id, _as_ours(e))
 
     def give_up(self, id: int) -> None:
         """The asker does not wait for this request any more. What it was granted meanwhile is answered all the same."""
@@ -119,7 +122,12 @@ class Connection(asyncio.Protocol):
             task.cancel()
 
     def _answer(self, id: int, value: Any) -> None:
-        self._send(Answer(id, msgspec.Raw(_encode(value))))
+        if id:  # else nobody waits
+            self._send(Answer(id, msgspec.Raw(_encode(value))))
+
+    def _refuse(self, id: int, error: MooncakeError) -> None:
+        if id:
+            self._send(Failed(id, error.to_wire()))
 
     def aborted(self, owner: str) -> None:
         """Tell the engine that a request of its has to give way."""

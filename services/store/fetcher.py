@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from services.store.ask import Ask
 from services.store.directory import Directory
-from services.store.fetches import FetchTable
+from services.store.fetches import FetchTable, Habit
 from services.store.metrics import FETCH_FAILED
 from services.store.rates import Rate
 from services.store.reader import Outcome, RemoteReader, Wanted
@@ -35,6 +35,12 @@ PATIENCE = 0.1
 GRACE = 0.25
 """Seconds past the deadline in which a flight says why it failed."""
 
+FEW = 8
+"""For more blocks the index is asked at once: one lookup weighs little beside them."""
+
+GUESS_TIMEOUT = 1.0
+"""Seconds that an agent that was asked by habit has."""
+
 
 @dataclass
 class Flight:
@@ -55,6 +61,7 @@ class Fetcher:
         self._rate = rate
         self._directory = directory
         self._flights: dict[str, FetchTable[Flight]] = {}
+        self._habits: dict[str, Habit] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -187,30 +194,47 @@ class Fetcher:
         with tracer().start_as_current_span("store.fetch", ask.trace) as span:
             missing = await self._from_quicker(flight, ask, wanted, deadline)
             missing = await self._from_below(flight, ask, missing, deadline)
-            async for agent in self._candidates([w.key for w in missing], sources):
+            if missing and not sources:
+                missing = await self._by_habit(flight, ask, missing, deadline)
+            for agent in await self._candidates([w.key for w in missing], sources):
                 left = deadline - asyncio.get_running_loop().time()
-                if not missing:
-                    break
                 if left <= 0:
                     late = Outcome(error=DeadlineExceeded.code)
                     flight.outcomes.update({w.key: late for w in missing})
                     break
+                before = len(missing)
                 missing = await self._all_from(flight, ask, agent, missing, deadline)
+                if not sources:
+                    self._habit(ask.slab).gave(agent, before - len(missing), before)
+                if not missing:
+                    break
             span.set_attribute("mooncake.blocks", len(wanted))
             span.set_attribute("mooncake.missing", len(missing))
         for w in missing:
             FETCH_FAILED.labels(flight.outcomes.get(w.key, MISSING).error).inc()
 
-    async def _candidates(self, keys: Sequence[bytes], sources: Sequence[str]) -> AsyncIterator[str]:
+    def _habit(self, slab: Slab) -> Habit:
+        return self._habits.setdefault(slab.name, Habit())
+
+    async def _by_habit(self, flight: Flight, ask: Ask, wanted: list[Wanted], deadline: float) -> list[Wanted]:
+        """Ask who had everything of late, before the index is asked who has this: the owner knows. Returns what is
+        still missing."""
+        habit = self._habit(ask.slab)
+        if len(wanted) > FEW or not habit.guess:
+            return wanted
+        guess, soon = habit.guess, asyncio.get_running_loop().time() + GUESS_TIMEOUT
+        missing = await self._all_from(flight, ask, guess, wanted, min(deadline, soon))
+        habit.gave(guess, len(wanted) - len(missing), len(wanted))
+        for w in missing:  # why that one did not have them says nothing
+            flight.outcomes.pop(w.key, None)
+        return missing
+
+    async def _candidates(self, keys: Sequence[bytes], sources: Sequence[str]) -> list[str]:
         """The agents named, else those of the index: most blocks first, then the least loaded."""
         if sources or not keys:
-            for agent in dict.fromkeys(sources):
-                if agent != self._me:
-                    yield agent
-            return
+            return [agent for agent in dict.fromkeys(sources) if agent != self._me] if keys else []
         located = await self._directory.locate(keys)
-        for agent, _ in Counter(agent for agents in located for agent in agents).most_common():
-            yield agent
+        return [agent for agent, _ in Counter(agent for agents in located for agent in agents).most_common()]
 
     async def _from_quicker(
         self, flight: Flight, ask: Ask, wanted: Sequence[Wanted], deadline: float
@@ -266,7 +290,7 @@ class Fetcher:
     async def _from(self, flight: Flight, ask: Ask, agent: str, missing: Sequence[Wanted], timeout: float) -> None:
         try:
             owner = await self._directory.peer(agent)
-            read = await self._reader.read(ask.slab, owner.ref, missing, ask.owner, ask.pool_class, timeout)
+            read = await self._reader.read(ask.slab, owner, missing, ask.owner, ask.pool_class, timeout)
         except MooncakeError as e:
             logger.info("fetch failed", agent=agent, error=e.message)
             flight.outcomes.update({w.key: Outcome(error=e.code) for w in missing})

@@ -1,4 +1,4 @@
-"""Fetches in flight on this node: one for a key, whoever asks (a fetch is a writer too). Pure."""
+"""Fetches in flight on this node, one for a key, whoever asks (a fetch is a writer too); whom to ask first. Pure."""
 
 from __future__ import annotations
 
@@ -43,3 +43,26 @@ class FetchTable(Generic[T]):
     def end(self, keys: Iterable[bytes]) -> None:
         for key in keys:
             self._flights.pop(key, None)
+
+
+class Habit:
+    """The agent that had all that was asked for, ``ENOUGH`` times in a row: ``guess``, "" for none."""
+
+    ENOUGH = 2
+
+    def __init__(self) -> None:
+        self._agent = ""
+        self._times = 0
+
+    @property
+    def guess(self) -> str:
+        return self._agent if self._times >= self.ENOUGH else ""
+
+    def gave(self, agent: str, count: int, of: int) -> None:
+        """``agent`` was asked for ``of`` blocks and had ``count``."""
+        if count < of:
+            self._times = 0
+        elif agent == self._agent:
+            self._times += 1
+        else:
+            self._agent, self._times = agent, 1

@@ -151,7 +151,7 @@ class Inspector:
         """Nothing happens where the owner is gone: its leases end by time."""
         if leased.id:
             try:
-                await self._calls.ask(owner, wire.Release(slab.segment, leased.id), None, CALL_TIMEOUT)
+                await self._calls.ask(owner, wire.Release(slab.segment, [leased.id]), None, CALL_TIMEOUT)
             except MooncakeError:
                 return
 

@@ -2,9 +2,9 @@
 
     agent -> engine   Challenge
     engine -> agent   Hello (proof of the secret, namespace), with a pidfd of the engine beside it (SCM_RIGHTS)
-    agent -> engine   Welcome, with the pool's descriptor beside it (SCM_RIGHTS); or Denied
-    engine -> agent   requests, each with an id of its own
-    agent -> engine   Answer or Failed for each, in any order; Aborted at any time
+    agent -> engine   Welcome, with the descriptors of pool and mailbox beside it (SCM_RIGHTS); or Denied
+    engine -> agent   requests, each with an id of its own; of id 0 where nobody waits for an answer
+    agent -> engine   Answer or Failed for each but id 0, in any order; Aborted at any time
 
 Keys travel as one packed chain. Times are seconds from now.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from enum import IntEnum
 
 import msgspec
 
@@ -21,7 +22,7 @@ from shared.engines.base import Held, Kind, Owner, PoolClass
 from shared.errors import InvalidInput, WireError
 from shared.messages import Ref
 
-VERSION = 1
+VERSION = 2
 NONCE = 32
 
 HeldTuple = tuple[int, int, int]
@@ -150,6 +151,24 @@ class Commit(Request, frozen=True, tag="commit"):
     release: bool = False
 
 
+class Posted(IntEnum):
+    """What became of one item of a Put. LATER: nothing, for lack of room or because another one writes the key; reserve
+    it."""
+
+    STORED = 0
+    PRESENT = 1
+    LATER = 2
+
+
+class Put(Request, frozen=True, tag="put"):
+    """-> list[Posted]. Reserve, the bytes and commit of objects in one: they lie in the connection's mailbox, one after
+    the other. Nothing stays held."""
+
+    keys: bytes
+    lengths: list[int]
+    by: By
+
+
 class Release(Request, frozen=True, tag="release"):
     """-> None"""
 
@@ -265,6 +284,7 @@ AnyRequest = (
     | Allocate
     | Wait
     | Commit
+    | Put
     | Release
     | Fetch
     | OpenLanding

@@ -145,7 +145,7 @@ class LocalService:
         keys = keys_of(r.keys)
         parents = [r.parent, *keys][: len(keys)] if r.chained else [r.parent] * len(keys)
         wanted = [Wanted(key, parent) for key, parent in zip(keys, parents, strict=True)]
-        ask = Ask(c.slab, c.id, *r.by.checked(), propagate.extract(r.trace))
+        ask = Ask(c.slab, c.id, *r.by.checked(), propagate.extract(r.trace) if r.trace else None)
         here, timeout = self._fetcher.here(ask, wanted), bounded(r.timeout)
         return self._bring(ask, wanted, r.sources, timeout) if here is None else [pack_fetched(f) for f in here]
 

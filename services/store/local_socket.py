@@ -20,6 +20,7 @@ from services.store.connection import Connection
 from services.store.frames import MAX_GREETING, FrameReader, frame
 from services.store.local_messages import NONCE, VERSION, Challenge, Denied, Hello, Welcome, prove
 from services.store.local_service import LocalService
+from services.store.mailbox import Mailbox, mailbox_file
 from services.store.slab import Slab
 from services.store.transfer.sockets import unix_address
 from shared.blocks import Namespace
@@ -121,14 +122,17 @@ class LocalSocket:
     async def _welcome(self, sock: socket.socket, name: str, pid: int, pidfd: int, slab: Slab) -> None:
         """``pidfd`` is the connection's from here on."""
         self._next += 1
-        connection = Connection(self._next, name[:100], pid, pidfd, slab, self._service)
+        mailbox = mailbox_file()
         welcome = Welcome(self._me, slab.name, 0, slab.memory.stride, slab.memory.slots, slab.memory.size)
         try:
-            socket.send_fds(sock, [frame(msgspec.msgpack.encode(welcome))], [slab.memory.fd])
+            connection = Connection(self._next, name[:100], pid, pidfd, slab, Mailbox(mailbox), self._service)
+            socket.send_fds(sock, [frame(msgspec.msgpack.encode(welcome))], [slab.memory.fd, mailbox])
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, sock)
         except BaseException:
             os.close(pidfd)
             raise
+        finally:
+            os.close(mailbox)
         self._service.connections.add(connection)
         logger.info("engine attached", name=connection.name, pid=pid, slots=slab.memory.slots)
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from services.store import local_messages as wire
 from services.store.connection import Connection, Handler
 from services.store.fetcher import Fetcher
+from services.store.mailbox import SIZE as MAILBOX
+from services.store.metrics import COMMITTED
 from services.store.removal import Removal
 from services.store.replication import MOST, Replication
 from services.store.slab import boottime
 from shared.blocks import KEY, split_keys
-from shared.engines.base import Owner, PoolClass
-from shared.errors import InvalidInput, PinLimit
+from shared.engines.base import Held, Kind, Owner, PoolClass
+from shared.errors import DoesNotFit, InvalidInput, PinLimit, QuotaExceeded
+
+POSTED = {
+    Kind.NEW: wire.Posted.STORED,
+    Kind.PRESENT: wire.Posted.PRESENT,
+    Kind.IN_PROGRESS: wire.Posted.LATER,
+}
 
 MAX_WAIT = 3600.0
 
@@ -28,11 +36,39 @@ class ObjectService:
         self._replicas = replicas
         self._removal = removal
         self.handlers: Mapping[type, Handler] = {
+            wire.Put: self._put,
             wire.Remove: lambda c, r: self._removal.remove(c.slab, keys_of(r.keys), bounded(r.timeout)),
             wire.ChangeReplica: self._change_replica,
             wire.Pin: self._pin,
             wire.Unpin: lambda c, r: c.slab.unpin(keys_of(r.keys), r.owner),
         }
+
+    def _put(self, c: Connection, r: wire.Put) -> list[wire.Posted]:
+        keys, by = keys_of(r.keys), r.by.checked()
+        most = min(c.slab.geometry.slot_bytes, MAILBOX)
+        if len(keys) != len(r.lengths) or not all(0 < n <= most for n in r.lengths) or sum(r.lengths) > MAILBOX:
+            raise InvalidInput(f"a length of 1 to {most} for each key, {MAILBOX} together", field="lengths")
+        try:
+            held = c.slab.reserve_now(keys, c.id, *by)
+        except (DoesNotFit, QuotaExceeded):
+            held = None
+        return [wire.Posted.LATER] * len(keys) if held is None else self._stored(c, held, r.lengths)
+
+    @staticmethod
+    def _stored(c: Connection, held: Sequence[Held], lengths: Sequence[int]) -> list[wire.Posted]:
+        """The bytes, then the commit; the holds end with it."""
+        new: list[tuple[Held, int]] = []
+        try:
+            for h, length, value in zip(held, lengths, c.mailbox.values(lengths), strict=True):
+                if h.kind is Kind.NEW:
+                    c.slab.memory.range(h.slot, length)[:] = value
+                    new.append((h, length))
+            holds, sizes = [h.hold for h, _ in new], [length for _, length in new]
+            c.slab.commit(c.id, holds, b"", [h.key for h, _ in new], sizes, chained=False)
+            COMMITTED.inc(len(new))
+        finally:
+            c.slab.release(c.id, [h.hold for h in held if h.hold])
+        return [POSTED[h.kind] for h in held]
 
     async def _change_replica(self, connection: Connection, r: wire.ChangeReplica) -> list[wire.Copies]:
         if not 1 <= r.copies <= MOST:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from services.store.local_messages import Posted
+from services.store.mailbox import SIZE as MAILBOX
 from shared.blocks import KEY
 from shared.engines.base import Held, Kind, Owner, PoolClass, PoolMap
 from shared.errors import InvalidInput, MooncakeError, PoolFull, QuotaExceeded
@@ -88,13 +90,27 @@ class Objects:
 
     async def _put_batch(self, items: Sequence[tuple[bytes, Data]], end: float) -> list[Put]:
         results = [self._refusal(key, data) for key, data in items]
-        left = [i for i, result in enumerate(results) if result is None]
+        left = await self._post(items, [i for i, result in enumerate(results) if result is None], results)
         for _ in range(ATTEMPTS):
-            left = await self._try_put(items, left, results, end)
             if not left:
                 break
+            left = await self._try_put(items, left, results, end)
         busy = Put(False, PoolFull("another writer of this key keeps aborting"))
         return [result or busy for result in results]
+
+    async def _post(self, items: Sequence[tuple[bytes, Data]], left: list[int], results: list[Put | None]) -> list[int]:
+        """Few bytes, in one round trip; returns what must be tried another way."""
+        values = [memoryview(items[i][1]).cast("B") for i in left]
+        if not left or sum(map(len, values)) > MAILBOX:
+            return left
+        try:
+            posted = await self._client.post([items[i][0] for i in left], values, self._owner)
+        except MooncakeError as e:
+            results[:] = [result or Put(False, e) for result in results]
+            return []
+        for i, outcome in zip(left, posted, strict=True):
+            results[i] = None if outcome is Posted.LATER else Put(outcome is Posted.STORED)
+        return [i for i in left if results[i] is None]
 
     def _refusal(self, key: bytes, data: Data) -> Put | None:
         size = self._client.pool.geometry.slot_bytes

@@ -10,22 +10,28 @@ from services.store.landings import Span
 from shared.blocks import Namespace
 from shared.errors import MALFORMED, ProtocolError
 
-VERSION = 1
+VERSION = 2
 
 
 class Lease(msgspec.Struct, frozen=True, tag="lease"):
-    """-> Leased. Layers [first_layer, last_layer) of the blocks ``keys`` of segment ``segment``."""
+    """-> Leased. Layers [first_layer, last_layer) of the blocks ``keys`` of segment ``segment``. Where all of them that
+    are there have at most ``carry`` bytes together, they come in the answer, and nothing is leased. ``over``: leases of
+    the segment that the reader gives back, as by Release."""
 
     segment: str
     keys: bytes
     first_layer: int
     last_layer: int
+    carry: int = 0
+    over: list[int] = []
 
 
 class Descriptor(msgspec.Struct, frozen=True, array_like=True):
     """Where a leased block lies. ``generation`` is the READ's grant. ``checksum`` (xxh3 of the block's ``size`` valid
     bytes) is None where the owner computes none. ``offset`` and ``length`` are those of the layers asked for.
-    ``parent`` is the key before, as the owner knows it; ``tenant`` the tag of whose quota it counts against there."""
+    ``parent`` is the key before, as the owner knows it; ``tenant`` the tag of whose quota it counts against there.
+    ``data``: the bytes themselves, copied by the owner in the turn in which it found the block, so that there is no
+    lease to keep and no generation to compare."""
 
     offset: int
     length: int
@@ -34,10 +40,12 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
     size: int
     parent: bytes = b""
     tenant: int = 0
+    data: memoryview | None = None
 
 
 class Leased(msgspec.Struct, frozen=True, array_like=True):
-    """``id`` 0: nothing is there. ``ttl`` in seconds, for the reader, from before it asked."""
+    """``id`` 0: nothing is leased; ``blocks`` has what came with the answer. ``ttl`` in seconds, for the reader,
+    from before it asked."""
 
     id: int
     ttl: float
@@ -52,10 +60,10 @@ class Renew(msgspec.Struct, frozen=True, tag="renew"):
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):
-    """-> None"""
+    """-> None. Leases that are over already are none."""
 
     segment: str
-    id: int
+    ids: list[int]
 
 
 class Landed(msgspec.Struct, frozen=True, tag="landed"):
@@ -113,7 +121,9 @@ _decoder: msgspec.msgpack.Decoder[AnyCall] = msgspec.msgpack.Decoder(AnyCall)
 
 def encode(value: Any) -> bytes:
     """A call or an answer."""
-    return bytes((VERSION,)) + _encoder.encode(value)
+    out = bytearray((VERSION,))
+    _encoder.encode_into(value, out, 1)
+    return bytes(out)
 
 
 def decode_call(payload: bytes) -> AnyCall:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from services.store import peer_messages as peer
-from services.store.checksums import checksum
+from services.store.borrowing import Borrower
+from services.store.checksums import ON_LOOP, checksum
 from services.store.leases import Borrowed
 from services.store.metrics import CORRUPT, FETCHED, count_bytes
 from services.store.peers import PeerCalls
@@ -19,19 +20,16 @@ from services.store.rates import Rate
 from services.store.settings import StoreSettings
 from services.store.slab import AGENT, Slab, boottime
 from services.store.tenants import tag_of
-from services.store.transfer.base import Op, Request, Result, Status, TransferEngine
+from services.store.transfer.base import Op, Peer, Request, Result, Status, TransferEngine
 from shared.engines.base import Held, Kind, Owner, PoolClass
-from shared.errors import ChecksumMismatch, LeaseExpired, MooncakeError, PoolFull, ProtocolError, TransferError
+from shared.errors import ChecksumMismatch, LeaseExpired, PoolFull, ProtocolError, TransferError
 from shared.messages import Ref
 from shared.telemetry import log
 
 logger = log("store.fetch")
 
-CALL_TIMEOUT = 2.0
-"""Seconds for a lease or a renewal: small messages to an agent that is alive."""
-
-MAX_TTL = 8.0
-"""Seconds of a lease that an owner may give: with what it keeps the slot for beyond it, ten."""
+Carry = Callable[[Peer], int]
+"""Bytes of blocks that may come with the answer of that peer; 0 where they go another way than the answer."""
 
 
 @dataclass(frozen=True)
@@ -75,72 +73,36 @@ class Copy:
 
 class RemoteReader:
     def __init__(
-        self, engine: TransferEngine, calls: PeerCalls, settings: StoreSettings, threads: ThreadPoolExecutor, rate: Rate
+        self,
+        engine: TransferEngine,
+        calls: PeerCalls,
+        settings: StoreSettings,
+        threads: ThreadPoolExecutor,
+        rate: Rate,
+        carry: Carry,
     ) -> None:
         self._engine = engine
         self._calls = calls
         self._settings = settings
         self._threads = threads
         self._rate = rate
-        self._told: set[asyncio.Task[None]] = set()
+        self._carry = carry
+        self._borrower = Borrower(calls)
 
     async def read(
-        self, slab: Slab, owner_ref: Ref, wanted: Sequence[Wanted], owner: Owner, pool_class: PoolClass, timeout: float
+        self, slab: Slab, source: Peer, wanted: Sequence[Wanted], owner: Owner, pool_class: PoolClass, timeout: float
     ) -> Read:
         """Raises MooncakeError when nothing could be had at all; single failures are in the outcomes. What is not in
         them is not at that owner."""
-        sent = boottime()  # rule: from_send
-        keys = b"".join(w.key for w in wanted)
-        call = peer.Lease(slab.name, keys, 0, slab.geometry.layers)
-        leased = await self._calls.ask(owner_ref, call, peer.Leased, min(CALL_TIMEOUT, timeout))
-        if len(leased.blocks) != len(wanted):
-            raise ProtocolError("an agent answered for other blocks than it was asked for")
-        if not leased.id:
-            return Read()
-        if not 0 < leased.ttl <= MAX_TTL:
-            raise ProtocolError(f"a lease lasts up to {MAX_TTL:g} s, not {leased.ttl:g}", field="ttl")
-        found = [(w, d) for w, d in zip(wanted, leased.blocks, strict=True) if d is not None]
-        borrowed = Borrowed(leased.id, leased.ttl, sent)
-        async with self._borrowing(slab, owner_ref, borrowed):
-            return await self._into_pool(slab, owner_ref, borrowed, found, owner, pool_class, timeout)
-
-    # -- the lease -------------------------------------------------------------------------------------
-
-    @asynccontextmanager
-    async def _borrowing(self, slab: Slab, owner_ref: Ref, borrowed: Borrowed) -> AsyncIterator[None]:
-        """Renew at half-life while the block runs, then give back."""
-        renewing = asyncio.create_task(self._renew(slab, owner_ref, borrowed))
-        try:
-            yield
-        finally:
-            renewing.cancel()
-            self._tell(owner_ref, peer.Release(slab.name, borrowed.id))
-
-    async def _renew(self, slab: Slab, owner_ref: Ref, borrowed: Borrowed) -> None:
-        while True:
-            await asyncio.sleep(max(0.0, borrowed.renew_at - boottime()))
-            sent = boottime()
-            try:
-                renewed = await self._calls.ask(owner_ref, peer.Renew(slab.name, borrowed.id), bool, CALL_TIMEOUT)
-            except MooncakeError as e:
-                logger.info("lease not renewed", owner=owner_ref.id, error=e.message)
-                return
-            if not renewed:
-                return
-            borrowed.renewed(sent)
-
-    def _tell(self, target: Ref, call: peer.AnyCall) -> None:
-        """Ask without waiting for the answer. What is lost here ends by time at the other side."""
-
-        async def tell() -> None:
-            try:
-                await self._calls.ask(target, call, None, CALL_TIMEOUT)
-            except MooncakeError as e:
-                logger.debug("peer not told", peer=target.id, error=e.message)
-
-        task = asyncio.create_task(tell())
-        self._told.add(task)
-        task.add_done_callback(self._told.discard)
+        began, keys = asyncio.get_running_loop().time(), b"".join(w.key for w in wanted)
+        leased, borrowed = await self._borrower.lease(slab, source.ref, keys, self._carry(source), timeout)
+        found = [(w, d) for w, d in zip(wanted, leased.blocks, strict=False) if d is not None]
+        left = max(0.0, timeout - (asyncio.get_running_loop().time() - began))
+        kept = self._borrower.kept(slab, source.ref, borrowed) if leased.id else nullcontext()
+        with kept:
+            if len(leased.blocks) != len(wanted) or (not leased.id and any(d.data is None for _, d in found)):
+                raise ProtocolError("an agent answered for other blocks than it was asked for")
+            return await self._into_pool(slab, source.ref, borrowed, found, owner, pool_class, left)
 
     # -- the bytes -------------------------------------------------------------------------------------
 
@@ -168,13 +130,29 @@ class RemoteReader:
                 read.outcomes[w.key] = Outcome(error="" if h.kind is Kind.PRESENT else "in_progress")
         over = {h.hold for h in held if h.hold}
         try:
-            results = await self._transfer(slab, owner_ref, copies, deadline)
+            results = self._unpack(slab, copies)
+            if results is None:
+                results = await self._transfer(slab, owner_ref, copies, deadline)
             arrived = await self._check(slab, owner_ref, borrowed, copies, results, read)
             self._commit(slab, arrived, owner, read)
             over -= set(read.holds)
             return read
         finally:  # the transfer has returned: nothing writes into the destinations any more (rule: dest_held)
             slab.release(AGENT, [h.hold for h in held if h.hold in over])
+
+    @staticmethod
+    def _unpack(slab: Slab, copies: Sequence[Copy]) -> list[Result] | None:
+        """Blocks that came with the answer; None where they did not."""
+        if not copies or copies[0].source.data is None:
+            return None
+        results: list[Result] = []
+        for copy in copies:
+            data, size = copy.source.data, copy.source.size
+            if data is None or len(data) != size:
+                raise ProtocolError("an agent sent a block of another length than it said")
+            slab.memory.range(copy.target.slot, size)[:] = data
+            results.append(Result(Status.COMPLETED, "tcp", size))
+        return results
 
     async def _transfer(self, slab: Slab, owner_ref: Ref, copies: Sequence[Copy], deadline: float) -> list[Result]:
         stride = slab.memory.stride
@@ -209,7 +187,7 @@ class RemoteReader:
         read: Read,
     ) -> list[Copy]:
         """The copies that are good; outcomes of all are set. The engine has compared the generations."""
-        in_time = borrowed.valid(boottime())  # rule: discard
+        in_time = not borrowed.id or borrowed.valid(boottime())  # rule: discard
         arrived: list[Copy] = []
         for copy, result in zip(copies, results, strict=True):
             count_bytes(result.transport, "in", result.moved)
@@ -226,7 +204,7 @@ class RemoteReader:
             CORRUPT.labels("fetched").inc()
             logger.warning("corrupt block", owner=owner_ref.id, key=copy.wanted.key.hex())
             read.outcomes[copy.wanted.key] = Outcome(error=ChecksumMismatch.code)
-            self._tell(owner_ref, peer.Corrupt(slab.name, copy.wanted.key, copy.source.generation))
+            self._calls.tell(owner_ref, peer.Corrupt(slab.name, copy.wanted.key, copy.source.generation))
         return good
 
     async def _verify(self, slab: Slab, arrived: Sequence[Copy], read: Read) -> list[Copy]:
@@ -242,6 +220,8 @@ class RemoteReader:
         def good() -> list[Copy]:
             return [copy for copy in arrived if matches(copy)]
 
+        if sum(copy.source.size for copy in arrived) <= ON_LOOP:
+            return good()
         return await asyncio.get_running_loop().run_in_executor(self._threads, good) if picked else list(arrived)
 
     def _looks(self, transport: str) -> bool:

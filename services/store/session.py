@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from services.store.frames import FrameReader, frame
-from services.store.local_messages import Aborted, Answer, AnyRequest, Failed, GiveUp
+from services.store.local_messages import Aborted, Answer, AnyRequest, Failed, GiveUp, Release
 from shared.errors import MALFORMED, AgentGone, DeadlineExceeded, MooncakeError, ProtocolError
 
 GRACE = 2.0
 """Seconds on top of a request's own timeout, after which the agent counts as hung."""
+
+LINGER = 0.001
+"""Seconds that holds which are over wait for a request to go with."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _answers: msgspec.msgpack.Decoder[Answer | Failed | Aborted] = msgspec.msgpack.Decoder(Answer | Failed | Aborted)
@@ -40,20 +43,28 @@ class Session(asyncio.Protocol):
         self._next = 0
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
+        self._over: list[int] = []
+        self._telling: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.closed = True
+        self._end()
         pending, self._pending = self._pending, {}
         for entry in pending.values():
             if not entry.future.done():
                 entry.future.set_exception(AgentGone("the store agent is gone"))
 
-    def close(self) -> None:
+    def _end(self) -> None:
         self.closed = True
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+
+    def close(self) -> None:
+        self._end()
         if self._transport is not None:
             self._transport.close()
 
@@ -86,9 +97,28 @@ class Session(asyncio.Protocol):
             undo(future.result())
 
     def tell(self, make: Callable[[int], AnyRequest]) -> None:
-        """Send without waiting; nobody looks at the answer."""
-        if not self.closed:
-            self._send(make, Any, None).add_done_callback(_seen)
+        """Send without waiting; there is no answer."""
+        if not self.closed and self._transport is not None:
+            body = frame(_encode(make(0)))
+            self._transport.write(self._released() + body)
+
+    def release(self, holds: Sequence[int]) -> None:
+        """Give holds back, with whatever is said next, or in a moment."""
+        self._over.extend(holds)
+        if self._over and self._telling is None and not self.closed:
+            self._telling = asyncio.get_running_loop().call_later(LINGER, self._release_now)
+
+    def _release_now(self) -> None:
+        if not self.closed and self._transport is not None:
+            self._transport.write(self._released())
+
+    def _released(self) -> bytes:
+        """A frame that ends what is to be given back, in front of whatever is sent next."""
+        over, self._over = self._over, []
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        return frame(_encode(Release(0, over))) if over else b""
 
     def _send(
         self, make: Callable[[int], AnyRequest], kind: Any, undo: Callable[[Any], None] | None
@@ -99,7 +129,7 @@ class Session(asyncio.Protocol):
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         body = frame(_encode(make(self._next)))
         self._pending[self._next] = Pending(future, kind, undo)
-        self._transport.write(body)
+        self._transport.write(self._released() + body)
         return future
 
     def data_received(self, data: bytes) -> None:
@@ -131,8 +161,3 @@ class Session(asyncio.Protocol):
             entry.future.set_result(value)
         elif entry.undo is not None:
             entry.undo(value)
-
-
-def _seen(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()

@@ -112,6 +112,15 @@ class StoreSettings(CommonSettings, frozen=True, kw_only=True):
     lease_ttl: Annotated[
         float, Meta(description="Seconds that a remote reader's lease lasts from when it asked.", ge=0.05, le=8)
     ] = 4.0
+    carry_bytes: Annotated[
+        int,
+        Meta(
+            description="Blocks of so many bytes together come with the answer to who asks for them, where TCP carries "
+            "them; 0: never.",
+            ge=0,
+            le=1 << 20,
+        ),
+    ] = 256 << 10
     outgoing_leases: Annotated[int, Meta(description="Remote readers served at one time.", ge=1)] = 256
     drain_timeout: Annotated[
         float,

@@ -36,6 +36,7 @@ async def test_a_cancelled_put_keeps_its_slot_until_its_copy_has_ended(
 
     monkeypatch.setattr(PoolBytes, "write", write)
     monkeypatch.setattr("services.store.objects.AT_ONCE", 0)
+    monkeypatch.setattr("services.store.objects.MAILBOX", 0)
     put = asyncio.create_task(client.put([(key(1), b"some bytes")]))
     await asyncio.to_thread(begun.wait, 10)
     put.cancel()

@@ -25,8 +25,9 @@ Connect = Callable[..., Awaitable[StoreClient]]
 
 
 async def pair(start_agent: Start, connect: Connect, key: Key, **owner: Any) -> tuple[Agent, Agent, StoreClient]:
-    """An owner with one block, and a reader."""
-    a, b = await start_agent(transports="require:tcp", **owner), await start_agent(transports="require:tcp")
+    """An owner with one block, and a reader that leases it, however small it is."""
+    a = await start_agent(transports="require:tcp", **owner)
+    b = await start_agent(transports="require:tcp", carry_bytes=0)
     writer = await connect(a)
     held = await writer.reserve([key(0)], OWNER, PoolClass.PREFILL, 1.0)
     await writer.release(await writer.commit(held, b"", [key(0)]))

@@ -239,7 +239,7 @@ async def test_c3_a_renewed_lease_lasts(start_agent: Start, connect: Connect, ke
         answer = await b.engine.call(a.ref, peer.encode(peer.Renew(segment, leased.id)), 2.0)
         assert peer.decode_answer(answer, bool)
     assert a.stats()["store_leases"] == 1
-    await b.engine.call(a.ref, peer.encode(peer.Release(segment, leased.id)), 2.0)
+    await b.engine.call(a.ref, peer.encode(peer.Release(segment, [leased.id])), 2.0)
     assert a.stats()["store_leases"] == 0
     answer = await b.engine.call(a.ref, peer.encode(peer.Renew(segment, leased.id)), 2.0)
     assert not peer.decode_answer(answer, bool)

@@ -139,8 +139,9 @@ class OpenGuard:
 _ALLOWED = nullcontext()
 
 
-CallHandler = Callable[[Ref, bytes], Awaitable[bytes]]
-"""An incoming call from an authenticated peer: payload in, answer out. A MooncakeError it raises reaches the caller."""
+CallHandler = Callable[[Ref, bytes], Awaitable[bytes] | bytes]
+"""An incoming call from an authenticated peer: payload in, answer out, at once where there is nothing to wait for. A
+MooncakeError it raises reaches the caller."""
 
 Resolver = Callable[[str], Awaitable[Peer]]
 """Finds an agent by id (metadata). Raises PeerGone."""

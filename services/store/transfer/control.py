@@ -115,8 +115,9 @@ class Caller(Channel):
 
 
 class Callee(Channel):
-    """The target's end: runs the handler, a task a call, ``most`` of them at a time; further ones are refused, not
-    left to wait, since those that run may be waiting for what they say. Who does not read its answers is not heard."""
+    """The target's end: runs the handler, a task for each call that has to wait, ``most`` of them at a time; further
+    ones are refused, not left to wait, since those that run may be waiting for what they say. Who does not read its
+    answers is not heard."""
 
     def __init__(
         self, peer: Ref, on_call: CallHandler | None, reaper: Reaper, on_end: Callable[[Callee], None], most: int
@@ -133,12 +134,31 @@ class Callee(Channel):
         if header.kind in (Kind.CALL, Kind.REAP) and len(self._tasks) >= self._most:
             return self.say(Kind.FAULT, header.tag, pack_fault(Contended(f"{self._most} calls are being answered")))
         if header.kind is Kind.CALL:
-            work = self._call(body)
+            self._call(header.tag, body)
         elif header.kind is Kind.REAP:
-            work = self._reap(parse_ids(body))
+            self._spawn(header.tag, self._reap(parse_ids(body)))
         else:
-            return super().heard(header, body)
-        task = asyncio.get_running_loop().create_task(self._answer(header.tag, work))
+            super().heard(header, body)
+
+    def _call(self, tag: int, payload: bytes) -> None:
+        if not self._room.is_set():  # it was sent before the caller was no longer heard
+            return self._spawn(tag, self._call_later(payload))
+        try:
+            answer = self._ask_handler(payload)
+        except Exception as e:
+            return self._answered(tag, *_fault(e))
+        if isinstance(answer, bytes):
+            self._answered(tag, Kind.ANSWER, answer)
+        else:
+            self._spawn(tag, _as_answer(answer))
+
+    def _ask_handler(self, payload: bytes) -> Awaitable[bytes] | bytes:
+        if self._on_call is None:
+            raise ProtocolError("this agent answers no calls")
+        return self._on_call(self.peer, payload)
+
+    def _spawn(self, tag: int, work: Awaitable[tuple[Kind, bytes]]) -> None:
+        task = asyncio.get_running_loop().create_task(self._answer(tag, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -155,19 +175,20 @@ class Callee(Channel):
     async def _answer(self, tag: int, work: Awaitable[tuple[Kind, bytes]]) -> None:
         try:
             kind, body = await work
-        except MooncakeError as e:
-            kind, body = Kind.FAULT, pack_fault(e)
-        except Exception as e:  # a handler's bug is the caller's error, not the end of the connection
-            kind, body = Kind.FAULT, pack_fault(InternalError(f"the handler failed: {e!r}"))
+        except Exception as e:
+            kind, body = _fault(e)
+        self._answered(tag, kind, body)
+
+    def _answered(self, tag: int, kind: Kind, body: bytes) -> None:
         try:
             self.say(kind, tag, body)
         except ProtocolError as e:  # an answer over the limit
             self.say(Kind.FAULT, tag, pack_fault(e))
 
-    async def _call(self, payload: bytes) -> tuple[Kind, bytes]:
-        if self._on_call is None:
-            raise ProtocolError("this agent answers no calls")
-        return Kind.ANSWER, await self._on_call(self.peer, payload)
+    async def _call_later(self, payload: bytes) -> tuple[Kind, bytes]:
+        await self._room.wait()
+        answer = self._ask_handler(payload)
+        return Kind.ANSWER, answer if isinstance(answer, bytes) else await answer
 
     async def _reap(self, streams: list[int]) -> tuple[Kind, bytes]:
         await self._reaper(self.peer, streams)
@@ -178,6 +199,16 @@ class Callee(Channel):
         for task in self._tasks:
             task.cancel()
         self._on_end(self)
+
+
+async def _as_answer(answer: Awaitable[bytes]) -> tuple[Kind, bytes]:
+    return Kind.ANSWER, await answer
+
+
+def _fault(error: Exception) -> tuple[Kind, bytes]:
+    """A handler's bug is the caller's error, not the end of the connection."""
+    ours = error if isinstance(error, MooncakeError) else InternalError(f"the handler failed: {error!r}")
+    return Kind.FAULT, pack_fault(ours)
 
 
 async def attach(sock: socket.socket, channel: Channel) -> None:

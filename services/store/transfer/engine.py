@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from services.store.transfer.base import (
     CallHandler,
@@ -323,13 +323,13 @@ class Engine:
         """(bytes registered for RDMA, bytes to register); (0, 0) without RDMA."""
         return self._rdma.registered()
 
-    async def _answer(self, peer: Ref, payload: bytes) -> bytes:
+    def _answer(self, peer: Ref, payload: bytes) -> Awaitable[bytes] | bytes:
         """A call of a peer: about RDMA, or for whoever owns this engine."""
         if is_ours(payload):
-            return await self._rdma.answer(peer, payload)
+            return self._rdma.answer(peer, payload)
         if self._on_call is None:
             raise ProtocolError("this agent answers no calls")
-        return await self._on_call(peer, payload)
+        return self._on_call(peer, payload)
 
     def _ask_owner(self, piece: Slice) -> None:
         self._dispatch.verify(piece)

@@ -21,6 +21,11 @@ class TransportPolicy:
     order: tuple[str, ...] = DEFAULT
     require: bool = False
 
+    def reads_over_tcp(self, same_host: bool) -> bool:
+        """A READ of that peer goes over TCP at once, no other transport is tried before."""
+        first = next((name for name in self.order if name != "shm" or same_host or self.require), "")
+        return first == "tcp"
+
     @staticmethod
     def parse(text: str) -> TransportPolicy:
         """Raises ConfigError naming what is allowed."""

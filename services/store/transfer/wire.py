@@ -141,23 +141,21 @@ class Parser:
     def feed(self, data: bytes) -> list[tuple[Header, bytes]]:
         """Frames completed by ``data``. Raises ProtocolError; the stream is then lost."""
         self._data += data
-        frames = []
-        while (frame := self._next()) is not None:
-            frames.append(frame)
+        frames, at = [], 0
+        with memoryview(self._data) as view:
+            while True:
+                if self._header is None:
+                    if len(view) - at < HEADER.size:
+                        break
+                    self._header = parse_header(view[at : at + HEADER.size])
+                    at += HEADER.size
+                header, end = self._header, at + self._header.length
+                if end > len(view):
+                    break
+                frames.append((header, bytes(view[at:end])))
+                self._header, at = None, end
+        del self._data[:at]
         return frames
-
-    def _next(self) -> tuple[Header, bytes] | None:
-        if self._header is None:
-            if len(self._data) < HEADER.size:
-                return None
-            self._header = parse_header(self._data[: HEADER.size])
-            del self._data[: HEADER.size]
-        if len(self._data) < self._header.length:
-            return None
-        header, body = self._header, bytes(self._data[: self._header.length])
-        del self._data[: header.length]
-        self._header = None
-        return header, body
 
 
 def check_name(name: str) -> None:
