@@ -34,7 +34,8 @@ class Prefault:
     def reached(self, slots: int) -> None:
         """The first ``slots`` slots are, or were, in use."""
         self._wanted = max(self._wanted, min(slots * self._memory.stride + AHEAD, self._memory.size))
-        if self._done < self._wanted and (self._running is None or self._running.done()):
+        some = min(STEP, self._memory.size - self._done)  # to wake the thread for each slot costs more than the slot
+        if 0 < some <= self._wanted - self._done and (self._running is None or self._running.done()):
             self._running = self._threads.submit(self._run)
 
     def _run(self) -> None:
