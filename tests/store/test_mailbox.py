@@ -1,0 +1,114 @@
+"""Few bytes put in one round trip: the same results as the long way, whatever else happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.store import local_messages as wire
+from services.store.agent import Agent
+from services.store.client import StoreClient
+from services.store.mailbox import SIZE, Mailbox, mailbox_file
+from shared.engines.base import Owner, PoolClass
+from shared.errors import InvalidInput, PoolFull
+
+OWNER = Owner("request/1")
+
+Key = Callable[[object], bytes]
+Start = Callable[..., Awaitable[Agent]]
+Connect = Callable[..., Awaitable[StoreClient]]
+
+
+def requests(client: StoreClient) -> int:
+    """Sent so far that are answered."""
+    return client._session._next
+
+
+async def test_a_small_put_and_a_get_are_one_request_each_and_hold_nothing(
+    start_agent: Start, connect: Connect, key: Key
+) -> None:
+    agent = await start_agent(slots=64)
+    client = await connect(agent)
+    before = requests(client)
+    results = await client.put([(key(0), b"x" * 5000), (key(1), memoryview(b"yes")), (key(0), b"z")])
+    assert [(r.stored, r.error) for r in results[:2]] == [(True, None)] * 2
+    assert (results[2].stored, results[2].error) == (False, None)
+    assert [r.stored for r in await client.put([(key(2), bytearray(b"y"))])] == [True]
+    sent = requests(client)
+    assert await client.get([key(0), key(1), key(2)]) == [b"x" * 5000, b"yes", b"y"]
+    assert requests(client) == sent + 1
+    while agent.stats()["store_holds"]:  # without a word from the client
+        await asyncio.sleep(0.001)
+    assert sent - before <= 4, "the key that came twice took the long way"
+
+
+async def test_puts_at_the_same_time_do_not_disturb_each_other(start_agent: Start, connect: Connect, key: Key) -> None:
+    client = await connect(await start_agent(slots=64))
+    items = [(key(i), bytes([i]) * (1000 + i)) for i in range(40)]
+    results = await asyncio.gather(*(client.put([item]) for item in items))
+    assert all(result.stored for (result,) in results)
+    assert await client.get([k for k, _ in items]) == [data for _, data in items]
+
+
+async def test_a_put_that_is_given_up_leaves_the_mailbox_to_the_next(
+    start_agent: Start, connect: Connect, key: Key
+) -> None:
+    client = await connect(await start_agent())
+    given_up = asyncio.create_task(client.put([(key(0), b"a" * 100)]))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    results = await asyncio.gather(given_up, client.put([(key(1), b"b" * 100)]), return_exceptions=True)
+    assert isinstance(results[0], asyncio.CancelledError)
+    assert await client.get([key(1)]) == [b"b" * 100]
+    assert await client.get([key(0)]) in ([None], [b"a" * 100])
+    assert not client._posting
+    assert [r.stored for r in await client.put([(key(2), b"c")])] == [True]
+
+
+async def test_who_writes_the_key_already_and_a_full_pool_are_waited_for(
+    start_agent: Start, connect: Connect, key: Key
+) -> None:
+    agent = await start_agent(slots=2)
+    writer, client = await connect(agent), await connect(agent)
+    held = await writer.reserve([key(0)], OWNER, PoolClass.PREFILL, 1.0)
+    waiting = asyncio.create_task(client.put([(key(0), b"mine")]))
+    await asyncio.sleep(0.02)
+    assert not waiting.done()
+    await writer.release(held)  # aborted: ours goes ahead
+    assert [r.stored for r in await waiting] == [True]
+    assert await writer.get([key(0)]) == [b"mine"]
+
+    full = await writer.allocate(2, OWNER, PoolClass.PREFILL, 1.0)
+    (refused,) = await client.put([(key(1), b"x")], timeout=0.05)
+    assert isinstance(refused.error, PoolFull)
+    waiting = asyncio.create_task(client.put([(key(1), b"x")]))
+    await writer.release(full)
+    assert [r.stored for r in await waiting] == [True]
+
+
+async def test_lengths_that_are_wrong_are_refused_and_the_connection_lives(
+    start_agent: Start, connect: Connect, key: Key
+) -> None:
+    client = await connect(await start_agent())
+    by, size = wire.By("o", 0.0, 4), client.pool.geometry.slot_bytes
+    wrong = ([1], key(0) + key(1)), ([0], key(0)), ([-1], key(0)), ([size + 1], key(0)), ([1], b"short"), ([], key(0))
+    for lengths, keys in (*wrong, ([size] * (SIZE // size + 1), b"".join(map(key, range(SIZE // size + 1))))):
+        with pytest.raises(InvalidInput):
+            await client._session.ask(lambda id, k=keys, n=lengths: wire.Put(id, k, n, by), Any)
+    assert await client.contains([key(0)]) == [False]
+    assert (await client.stats())["store_holds"] == 0
+
+
+@given(st.lists(st.binary(min_size=1, max_size=SIZE // 4), max_size=4))
+def test_what_was_written_is_read_at_the_other_end(values: list[bytes]) -> None:
+    fd = mailbox_file()
+    ours, theirs = Mailbox(fd), Mailbox(fd)
+    ours.write(list(map(memoryview, values)))
+    assert [bytes(value) for value in theirs.values(list(map(len, values)))] == values
+    os.close(fd)
