@@ -92,15 +92,28 @@ async def test_who_writes_the_key_already_and_a_full_pool_are_waited_for(
     assert [r.stored for r in await waiting] == [True]
 
 
+def put_of(keys: bytes, lengths: list[int], by: wire.By) -> Callable[[int], wire.Put]:
+    return lambda id: wire.Put(id, keys, lengths, by)
+
+
 async def test_lengths_that_are_wrong_are_refused_and_the_connection_lives(
     start_agent: Start, connect: Connect, key: Key
 ) -> None:
     client = await connect(await start_agent())
     by, size = wire.By("o", 0.0, 4), client.pool.geometry.slot_bytes
-    wrong = ([1], key(0) + key(1)), ([0], key(0)), ([-1], key(0)), ([size + 1], key(0)), ([1], b"short"), ([], key(0))
-    for lengths, keys in (*wrong, ([size] * (SIZE // size + 1), b"".join(map(key, range(SIZE // size + 1))))):
+    one, most = key(0), SIZE // size + 1
+    wrong: list[tuple[list[int], bytes]] = [
+        ([1], one + key(1)),
+        ([0], one),
+        ([-1], one),
+        ([size + 1], one),
+        ([1], b"short"),
+        ([], one),
+        ([size] * most, b"".join(key(i) for i in range(most))),
+    ]
+    for lengths, keys in wrong:
         with pytest.raises(InvalidInput):
-            await client._session.ask(lambda id, k=keys, n=lengths: wire.Put(id, k, n, by), Any)
+            await client._session.ask(put_of(keys, lengths, by), Any)
     assert await client.contains([key(0)]) == [False]
     assert (await client.stats())["store_holds"] == 0
 
@@ -109,6 +122,6 @@ async def test_lengths_that_are_wrong_are_refused_and_the_connection_lives(
 def test_what_was_written_is_read_at_the_other_end(values: list[bytes]) -> None:
     fd = mailbox_file()
     ours, theirs = Mailbox(fd), Mailbox(fd)
-    ours.write(list(map(memoryview, values)))
+    ours.write([memoryview(value) for value in values])
     assert [bytes(value) for value in theirs.values(list(map(len, values)))] == values
     os.close(fd)

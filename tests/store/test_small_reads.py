@@ -92,7 +92,7 @@ async def test_a_carried_block_that_is_corrupt_is_refused_and_its_owner_drops_it
     assert await there.get([key(0), key(1)]) == [None, b"y" * 100]
     while await here.contains([key(0)]) != [False]:
         pass
-    assert b.stats()["store_holds"] == 0
+    assert (await there.stats())["store_holds"] == 0
 
 
 async def test_an_owner_that_sends_another_length_than_it_says_is_not_believed(
