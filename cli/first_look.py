@@ -11,6 +11,7 @@ import psutil
 from cli.console import bytes_text
 from cli.probe import why_unreachable
 from shared.addresses import shown
+from shared.api_keys import read_key_file
 from shared.errors import ConfigError
 
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -25,8 +26,6 @@ def server_answers(name: str, url: str) -> None:
 
 def keys_can_be_read(path: str) -> None:
     """The file of API keys, as the conductor will read it."""
-    from services.conductor.gateway.tenants import read_key_file  # only where there is such a file
-
     try:
         read_key_file(Path(path))
     except ConfigError as error:

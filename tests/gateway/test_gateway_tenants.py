@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from services.conductor.gateway.prompts import salted
-from services.conductor.gateway.tenants import CHECK_PERIOD, Tenant, Tenants, read_key_file
+from services.conductor.gateway.tenants import CHECK_PERIOD, Tenants
+from shared.api_keys import Tenant, read_key_file
 from shared.errors import ConfigError, Unauthorized
 from tests.gateway.fakes import CHAT, NAMESPACE, Api, StartApi, assert_envelope
 

@@ -18,7 +18,7 @@ from services.conductor.gateway.answer import Answer
 from services.conductor.gateway.ask import Ask
 from services.conductor.gateway.errors import Fault, fault_of
 from services.conductor.gateway.objectives import Objectives
-from services.conductor.gateway.tenants import Tenant
+from shared.api_keys import Tenant
 from shared.telemetry import tracer
 
 CONTENDED = 429
