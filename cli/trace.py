@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import click
 import msgspec
@@ -113,7 +114,7 @@ def trace(request_id: str, url: str, api_key: str, as_json: bool) -> None:
     """Show where the time of request REQUEST_ID went: the id of its answer, or its x-request-id. The mesh remembers the
     last requests by itself (trace_requests), and needs no tracing backend for it."""
     try:
-        answer: Any = Api(url, api_key, timeout=10).get(f"/trace/{request_id}")
+        answer: Any = Api(url, api_key, timeout=10).get(f"/trace/{quote(request_id, safe='')}")
     except ApiError as error:
         raise click.ClickException(hinted(error)) from None
     if as_json:

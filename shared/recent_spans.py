@@ -1,35 +1,38 @@
 """The spans that this process ended lately, by trace: for `mooncake trace`, and for traces that turn out to matter.
 
-Bounded in traces and in spans of a trace; nothing of it is ever waited for.
+Bounded in traces, in spans of a trace, and in names; nothing of it is ever waited for.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
-from opentelemetry.trace import SpanContext, TraceFlags
+from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 
 from shared.span_record import SpanEvent, SpanRecord, Value
 
 MAX_SPANS = 512
-"""Spans kept of one trace: those of a long answer of several choices. The first ones stay."""
+"""Spans kept of one trace: those of a long answer of several choices. The last ones stay."""
+
+NAMES = 4
+"""Names of a request, for each trace that is kept."""
 
 
 class RecentSpans(SpanProcessor):
-    """``traces``: how many are kept, the oldest are forgotten first. ``export`` takes a span to the backend; None where
-    there is none. Thread-safe."""
+    """``traces``: how many are kept, those without a new span for longest are forgotten first. ``export`` takes a span
+    to the backend; None where there is none. Thread-safe."""
 
     def __init__(self, traces: int, export: Callable[[ReadableSpan], object] | None = None) -> None:
         self._limit = traces
         self._export = export
-        self._traces: OrderedDict[int, list[ReadableSpan]] = OrderedDict()
-        self._names: dict[str, int] = {}
-        self._kept: set[int] = set()
+        self._traces: OrderedDict[int, deque[ReadableSpan]] = OrderedDict()
+        self._names: OrderedDict[str, int] = OrderedDict()
+        self._kept: OrderedDict[int, None] = OrderedDict()
         self._lock = threading.Lock()
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
@@ -40,27 +43,20 @@ class RecentSpans(SpanProcessor):
         if context is None or not context.is_valid:
             return
         with self._lock:
-            spans = self._traces.get(context.trace_id)
-            if spans is None:
-                spans = self._traces[context.trace_id] = []
-                self._forget()
-            if len(spans) < MAX_SPANS:
-                spans.append(span)
             late = context.trace_id in self._kept and not context.trace_flags.sampled
+            if is_of_a_request(span):
+                self._traces.setdefault(context.trace_id, deque(maxlen=MAX_SPANS)).append(span)
+                self._traces.move_to_end(context.trace_id)
+                _shrink(self._traces, self._limit)
         if late:
             self._send([span])
-
-    def _forget(self) -> None:
-        while len(self._traces) > self._limit:
-            old, _ = self._traces.popitem(last=False)
-            self._kept.discard(old)
-            if len(self._names) > 4 * self._limit:
-                self._names = {name: trace for name, trace in self._names.items() if trace in self._traces}
 
     def name(self, name: str, trace: int) -> None:
         """``name``, a request's id, stands for ``trace`` from now on."""
         with self._lock:
             self._names[name] = trace
+            self._names.move_to_end(name)
+            _shrink(self._names, NAMES * self._limit)
 
     def named(self, name: str) -> str:
         """The trace (hexadecimal) that ``name`` stands for; "" where it is not known or forgotten."""
@@ -80,15 +76,26 @@ class RecentSpans(SpanProcessor):
         with self._lock:
             if number in self._kept or self._export is None:
                 return 0
-            self._kept.add(number)
+            self._kept[number] = None
+            _shrink(self._kept, self._limit)
             spans = [span for span in self._traces.get(number, ()) if not _sampled(span)]
         self._send(spans)
         return len(spans)
 
-    def _send(self, spans: Sequence[ReadableSpan]) -> None:
+    def _send(self, spans: Iterable[ReadableSpan]) -> None:
         if self._export is not None:
             for span in spans:
                 self._export(as_sampled(span))
+
+
+def is_of_a_request(span: ReadableSpan) -> bool:
+    """Work that several share makes traces of its own: those would push the requests' out."""
+    return span.parent is not None or span.kind is SpanKind.SERVER
+
+
+def _shrink(kept: OrderedDict[Any, Any], limit: int) -> None:
+    while len(kept) > limit:
+        kept.popitem(last=False)
 
 
 def _sampled(span: ReadableSpan) -> bool:

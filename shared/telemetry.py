@@ -1,7 +1,8 @@
 """Logs, traces and metrics of one process.
 
 Logs go to stderr: text on a terminal, JSON elsewhere, each line with what is bound (``request``, ``attempt``) and the
-trace it belongs to. Spans cost nothing until an OTLP endpoint is set. Metrics live in one registry, ``REGISTRY``.
+trace it belongs to. Spans are kept in memory for a while, and sent where an OTLP endpoint is set. Metrics live in one
+registry, ``REGISTRY``.
 """
 
 from __future__ import annotations
@@ -201,9 +202,9 @@ def histogram(name: str, doc: str, labels: Sequence[str] = (), buckets: Sequence
 
 
 def exemplar() -> dict[str, str] | None:
-    """For an observation: the trace that it belongs to, where that is recorded (OpenMetrics shows it)."""
-    span = trace.get_current_span()
-    return {"trace_id": format(span.get_span_context().trace_id, "032x")} if span.is_recording() else None
+    """For an observation: the trace that it belongs to, where that is sent (OpenMetrics shows it)."""
+    context = trace.get_current_span().get_span_context()
+    return {"trace_id": format(context.trace_id, "032x")} if context.trace_flags.sampled else None
 
 
 class HeldGauge:

@@ -7,7 +7,10 @@ only where something is recorded: the SDK takes its time.
 
 from __future__ import annotations
 
+import atexit
 import os
+import socket
+import threading
 from collections.abc import Mapping
 
 from opentelemetry import trace
@@ -20,6 +23,9 @@ from shared.errors import ConfigError
 from shared.recent_spans import RecentSpans
 
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+
+FLUSH = 2.0
+"""Seconds at the end of a process for spans that have not been sent."""
 
 _recent: RecentSpans | None = None
 
@@ -36,16 +42,36 @@ def start(service: str, traces: int, sends: bool) -> None:
     global _recent
     if isinstance(trace.get_tracer_provider(), TracerProvider):
         return
-    name = os.environ.get("OTEL_SERVICE_NAME") or f"mooncake-{service}"
-    provider = TracerProvider(resource=Resource.create({"service.name": name, "process.pid": os.getpid()}))
+    provider = TracerProvider(resource=Resource.create(identity(service)), shutdown_on_exit=False)
     batches = BatchSpanProcessor(make_exporter(os.environ)) if sends else None
     if batches is not None:
         provider.add_span_processor(batches)
+        atexit.register(_flush, provider)
     if traces:
         provider.sampler = AlwaysRecordSampler(provider.sampler)
         _recent = RecentSpans(traces, batches.on_end if batches else None)
         provider.add_span_processor(_recent)
     trace.set_tracer_provider(provider)
+
+
+def identity(service: str) -> dict[str, str | int]:
+    """Which process this is. In containers many have the same pid."""
+    named: dict[str, str | int] = {
+        "service.name": f"mooncake-{service}",
+        "host.name": socket.gethostname(),
+        "process.pid": os.getpid(),
+    }
+    given = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    if os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in given:
+        del named["service.name"]
+    return named
+
+
+def _flush(provider: TracerProvider) -> None:
+    """What is left goes out if that is quick: a backend that is gone may not hold up the end of a process."""
+    closing = threading.Thread(target=provider.shutdown, daemon=True)
+    closing.start()
+    closing.join(FLUSH)
 
 
 def make_exporter(env: Mapping[str, str]) -> SpanExporter:

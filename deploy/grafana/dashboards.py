@@ -100,7 +100,7 @@ MESH = Dashboard(
         "Prediction and scheduling": [
             Panel("Actual over predicted", quantiles("mooncake_conductor_ttft_prediction_ratio"), "none"),
             Panel("Decision, CPU time", quantiles("mooncake_conductor_decision_cpu_seconds"), "s"),
-            Panel("Instances alive", {"{{role}}": 'sum by (role) (mooncake_conductor_instances{state="alive"})'}),
+            Panel("Instances alive", {"{{role}}": 'max by (role) (mooncake_conductor_instances{state="alive"})'}),
         ],
     },
 )

@@ -74,7 +74,7 @@ class Streamer:
 
     async def _stream(self, target: LandingTarget, runs: list[Run], slots: asyncio.Semaphore) -> None:
         try:
-            with span("stream", runs=len(runs)):
+            with span("stream", runs=len(runs), to=target.agent.id):
                 self._bytes.inc(await self._try(target, runs))
         finally:
             slots.release()

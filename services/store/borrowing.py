@@ -38,7 +38,12 @@ class Borrower:
         over = self._over.pop((owner, slab.name), [])
         sent = boottime()  # rule: from_send
         call = peer.Lease(slab.name, keys, 0, slab.geometry.layers, carry, over)
-        leased: peer.Leased = await self._calls.ask(owner, call, peer.Leased, min(CALL_TIMEOUT, timeout))
+        try:
+            leased: peer.Leased = await self._calls.ask(owner, call, peer.Leased, min(CALL_TIMEOUT, timeout))
+        except BaseException:  # perhaps never said; to give back twice harms nobody
+            for lease in over:
+                self._give_back(slab.name, owner, lease)
+            raise
         if leased.id and not 0 < leased.ttl <= MAX_TTL:
             raise ProtocolError(f"a lease lasts up to {MAX_TTL:g} s, not {leased.ttl:g}", field="ttl")
         return leased, Borrowed(leased.id, leased.ttl, sent)

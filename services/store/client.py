@@ -20,7 +20,7 @@ from services.store.plain import plain_namespace
 from services.store.session import Session
 from shared.blocks import Namespace
 from shared.engines.base import Fetched, Held, Landing, LandingTarget, Owner, PoolClass, PoolMap, Run
-from shared.errors import AgentGone
+from shared.errors import AgentGone, InternalError, InvalidInput
 from shared.messages import Ref
 
 __all__ = ["Buffer", "Data", "Put", "StoreClient", "plain_namespace"]
@@ -168,7 +168,9 @@ class StoreClient(ObjectCalls):
         )
         return [unpack_held(h, key) for h, key in zip(answer, keys, strict=True)]
 
-    async def post(self, keys: Sequence[bytes], values: Sequence[memoryview], owner: Owner) -> list[wire.Posted]:
+    async def post(
+        self, keys: Sequence[bytes], values: Sequence[memoryview], owner: Owner, timeout: float
+    ) -> list[wire.Posted]:
         """Store few bytes by way of the mailbox, which holds ``mailbox.SIZE`` of them together. At once: what is LATER
         for lack of room is for ``reserve``, and so is all where another call uses the mailbox."""
         if self._posting:
@@ -176,9 +178,13 @@ class StoreClient(ObjectCalls):
         by, packed, lengths = _by(owner, PoolClass.CACHE), b"".join(keys), [len(value) for value in values]
         self._mailbox.write(values)
         self._posting = True
-        answer: list[wire.Posted] = await self._session.ask(
-            lambda id: wire.Put(id, packed, lengths, by), list[wire.Posted], undo=self._posted
-        )
+        try:
+            answer: list[wire.Posted] = await self._session.ask(
+                lambda id: wire.Put(id, packed, lengths, by), list[wire.Posted], timeout, self._posted
+            )
+        except (InvalidInput, InternalError):  # an answer, too
+            self._posting = False
+            raise
         self._posted(answer)
         return answer
 

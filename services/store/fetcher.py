@@ -11,8 +11,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from opentelemetry.trace import INVALID_SPAN, Span, StatusCode
+
 from services.store.ask import Ask
 from services.store.directory import Directory
+from services.store.fetch_spans import awaited, describe
 from services.store.fetches import FetchTable, Habit
 from services.store.metrics import FETCH_FAILED
 from services.store.rates import Rate
@@ -38,18 +41,21 @@ GRACE = 0.25
 FEW = 8
 """For more blocks the index is asked at once: one lookup weighs little beside them."""
 
-GUESS_TIMEOUT = 1.0
-"""Seconds that an agent that was asked by habit has."""
+GUESS_TIMEOUT = 2.0
+"""Seconds that an agent that was asked by habit has: more than it takes to bring blocks up from its SSD. Half of what
+there is stays for others."""
 
 
 @dataclass
 class Flight:
-    """A fetch in flight: what has become of its blocks, the agent's holds on them, and who waits for which."""
+    """A fetch in flight: what has become of its blocks, the agent's holds on them, and who waits for which. ``span``:
+    in the trace of who started it."""
 
     outcomes: dict[bytes, Outcome] = field(default_factory=dict)
     holds: list[int] = field(default_factory=list)
     waiting: list[tuple[Ask, Sequence[bytes]]] = field(default_factory=list)
     landed: asyncio.Event = field(default_factory=asyncio.Event)
+    span: Span = INVALID_SPAN
 
 
 class Fetcher:
@@ -158,8 +164,9 @@ class Fetcher:
             flight = self._start(ask, [by_key[key] for key in split.mine], sources, deadline)
             flight.waiting.append((ask, split.mine))
             waits[id(flight)] = flight
-        for flight in waits.values():
-            await flight.landed.wait()
+        with awaited(ask.trace, [flight.span for flight in {id(f): f for f in split.others.values()}.values()]):
+            for flight in waits.values():
+                await flight.landed.wait()
         return split.others
 
     def _table(self, slab: Slab) -> FetchTable[Flight]:
@@ -192,6 +199,7 @@ class Fetcher:
     ) -> None:
         """Ask one agent after the other for what is still missing."""
         with tracer().start_as_current_span("store.fetch", ask.trace) as span:
+            flight.span = span
             missing = await self._from_quicker(flight, ask, wanted, deadline)
             missing = await self._from_below(flight, ask, missing, deadline)
             if missing and not sources:
@@ -222,8 +230,9 @@ class Fetcher:
         habit = self._habit(ask.slab)
         if len(wanted) > FEW or not habit.guess:
             return wanted
-        guess, soon = habit.guess, asyncio.get_running_loop().time() + GUESS_TIMEOUT
-        missing = await self._all_from(flight, ask, guess, wanted, min(deadline, soon))
+        guess, now = habit.guess, asyncio.get_running_loop().time()
+        soon = now + min(GUESS_TIMEOUT, (deadline - now) / 2)
+        missing = await self._all_from(flight, ask, guess, wanted, soon)
         habit.gave(guess, len(wanted) - len(missing), len(wanted))
         for w in missing:  # why that one did not have them says nothing
             flight.outcomes.pop(w.key, None)
@@ -266,9 +275,11 @@ class Fetcher:
     async def _from_below(self, flight: Flight, ask: Ask, wanted: Sequence[Wanted], deadline: float) -> list[Wanted]:
         """From this node's SSD. Returns what is still missing."""
         left = deadline - asyncio.get_running_loop().time()
-        read = await ask.slab.lower.read(wanted, ask.owner, ask.pool_class, left)
-        if read is None:
-            return list(wanted)
+        with tracer().start_as_current_span("store.ssd", attributes={"mooncake.blocks": len(wanted)}) as span:
+            read = await ask.slab.lower.read(wanted, ask.owner, ask.pool_class, left)
+            if read is None:
+                return list(wanted)
+            span.set_attribute("mooncake.found", sum(not outcome.error for outcome in read.outcomes.values()))
         flight.outcomes.update(read.outcomes)
         flight.holds.extend(read.holds)
         return [w for w in wanted if read.outcomes.get(w.key, MISSING).error]
@@ -288,13 +299,17 @@ class Fetcher:
             missing = rest
 
     async def _from(self, flight: Flight, ask: Ask, agent: str, missing: Sequence[Wanted], timeout: float) -> None:
-        try:
-            owner = await self._directory.peer(agent)
-            read = await self._reader.read(ask.slab, owner, missing, ask.owner, ask.pool_class, timeout)
-        except MooncakeError as e:
-            logger.info("fetch failed", agent=agent, error=e.message)
-            flight.outcomes.update({w.key: Outcome(error=e.code) for w in missing})
-            return
+        named: dict[str, str | int] = {"mooncake.agent": agent, "mooncake.blocks": len(missing)}
+        with tracer().start_as_current_span("store.source", attributes=named) as span:
+            try:
+                owner = await self._directory.peer(agent)
+                read = await self._reader.read(ask.slab, owner, missing, ask.owner, ask.pool_class, timeout)
+            except MooncakeError as e:
+                logger.info("fetch failed", agent=agent, error=e.message)
+                span.set_status(StatusCode.ERROR, e.code)
+                flight.outcomes.update({w.key: Outcome(error=e.code) for w in missing})
+                return
+            describe(span, read.outcomes.values())
         flight.outcomes.update(read.outcomes)
         flight.holds.extend(read.holds)
 

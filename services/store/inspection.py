@@ -118,12 +118,19 @@ class Inspector:
             if not left:
                 break
             await asyncio.sleep(SETTLE)
+            slabs = await self._with_new(agent, slabs)
             places = await lookup(self._metadata.link, self._mesh, left)
             named = [key for key, place in zip(left, places, strict=True) if agent.code in place]
             findings |= {key: Finding(key, Verdict.MOVED) for key in left if key not in set(named)}
             for batch in batches(named, self._batch(slabs)):
                 findings |= {f.key: f for f in await self._read(agent, batch, slabs)}
         return list(findings.values())
+
+    async def _with_new(self, agent: AgentRecord, slabs: Sequence[SlabRecord]) -> list[SlabRecord]:
+        """A record is as old as its agent's last heartbeat; the index is not."""
+        known = {slab.segment for slab in slabs}
+        now = [one for one in await self._metadata.agents() if one.ref == agent.ref]
+        return [*slabs, *(slab for one in now for slab in one.slabs if slab.segment not in known)]
 
     async def _read(self, agent: AgentRecord, keys: Sequence[bytes], slabs: Sequence[SlabRecord]) -> list[Finding]:
         findings: dict[bytes, Finding] = {}

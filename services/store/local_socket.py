@@ -122,9 +122,10 @@ class LocalSocket:
     async def _welcome(self, sock: socket.socket, name: str, pid: int, pidfd: int, slab: Slab) -> None:
         """``pidfd`` is the connection's from here on."""
         self._next += 1
-        mailbox = mailbox_file()
+        mailbox = -1
         welcome = Welcome(self._me, slab.name, 0, slab.memory.stride, slab.memory.slots, slab.memory.size)
         try:
+            mailbox = mailbox_file()
             connection = Connection(self._next, name[:100], pid, pidfd, slab, Mailbox(mailbox), self._service)
             socket.send_fds(sock, [frame(msgspec.msgpack.encode(welcome))], [slab.memory.fd, mailbox])
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, sock)
@@ -132,7 +133,8 @@ class LocalSocket:
             os.close(pidfd)
             raise
         finally:
-            os.close(mailbox)
+            if mailbox >= 0:
+                os.close(mailbox)
         self._service.connections.add(connection)
         logger.info("engine attached", name=connection.name, pid=pid, slots=slab.memory.slots)
 
@@ -221,7 +223,7 @@ def watch(pid: int, brought: Descriptors) -> int:
     fd = brought.take()
     if fd is None:
         raise Unavailable("the engine is in a process namespace that the agent cannot see, and brought no pidfd")
-    if "pidfd" not in os.readlink(f"/proc/self/fd/{fd}"):
+    if not os.readlink(f"/proc/self/fd/{fd}").startswith(("anon_inode:[pidfd", "pidfd:[")):
         os.close(fd)
         raise Unavailable("the engine brought a descriptor that is no pidfd")
     return fd

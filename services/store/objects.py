@@ -90,7 +90,7 @@ class Objects:
 
     async def _put_batch(self, items: Sequence[tuple[bytes, Data]], end: float) -> list[Put]:
         results = [self._refusal(key, data) for key, data in items]
-        left = await self._post(items, [i for i, result in enumerate(results) if result is None], results)
+        left = await self._post(items, [i for i, result in enumerate(results) if result is None], results, end)
         for _ in range(ATTEMPTS):
             if not left:
                 break
@@ -98,13 +98,16 @@ class Objects:
         busy = Put(False, PoolFull("another writer of this key keeps aborting"))
         return [result or busy for result in results]
 
-    async def _post(self, items: Sequence[tuple[bytes, Data]], left: list[int], results: list[Put | None]) -> list[int]:
+    async def _post(
+        self, items: Sequence[tuple[bytes, Data]], left: list[int], results: list[Put | None], end: float
+    ) -> list[int]:
         """Few bytes, in one round trip; returns what must be tried another way."""
         values = [memoryview(items[i][1]).cast("B") for i in left]
         if not left or sum(map(len, values)) > MAILBOX:
             return left
         try:
-            posted = await self._client.post([items[i][0] for i in left], values, self._owner)
+            timeout = max(0.0, end - asyncio.get_running_loop().time())
+            posted = await self._client.post([items[i][0] for i in left], values, self._owner, timeout)
         except MooncakeError as e:
             results[:] = [result or Put(False, e) for result in results]
             return []

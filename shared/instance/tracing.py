@@ -27,8 +27,8 @@ def span(name: str, **attributes: str | int | float) -> Iterator[Span]:
 @contextmanager
 def shared_span(name: str, users: Sequence[Span], **attributes: str | int | float) -> Iterator[Span]:
     """Work that several do together belongs to none of their traces: a trace of its own, linked to each of ``users``.
-    Nothing where none of those is recorded."""
-    links = [Link(one.get_span_context()) for one in users if one.is_recording()]
+    Nothing where none of those is sent."""
+    links = [Link(one) for one in (user.get_span_context() for user in users) if one.trace_flags.sampled]
     if not links:
         yield INVALID_SPAN
         return

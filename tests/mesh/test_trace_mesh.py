@@ -22,7 +22,8 @@ BELOW = {
     "attempt": {"fetch", "queue", "prefill chunk", "stream", "first token", "landing", "decode", "commit"},
     "stream": {"store.stream"},
     "decode": {"commit"},
-    "fetch": {"store.fetch"},
+    "fetch": {"store.fetch", "store.fetch shared"},
+    "store.fetch": {"store.source", "store.ssd"},
 }
 
 
@@ -121,6 +122,7 @@ async def test_a_fetch_from_another_node_is_in_the_trace(
 ) -> None:
     """Two prefill nodes take turns: the second one brings what the first one has."""
     prompt = tokens(256)
+    spans: list[Span] = []
     seen: list[Span] = []
     for _ in range(6):
         trace, _, header = traceparent(True)
@@ -131,6 +133,9 @@ async def test_a_fetch_from_another_node_is_in_the_trace(
             break
     assert seen, "nothing was fetched in six requests"
     assert int(seen[0].attributes["mooncake.blocks"]) > 0 and seen[0].service == "mooncake-store"
+    sources = [span for span in named(spans, "store.source") if span.parent == seen[0].id]
+    assert sum(int(span.attributes["mooncake.found"]) for span in sources) > 0
+    assert sources[0].attributes["mooncake.transport"] in ("shm", "tcp")
 
 
 async def test_the_clients_flag_is_respected_and_the_mesh_remembers(

@@ -78,7 +78,7 @@ def test_a_disk_that_was_never_measured_is_measured_first() -> None:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a busy machine takes: what is looked at is who was asked."""
     monkeypatch.setattr("services.store.local_service.PROMOTION", 100.0)
-    monkeypatch.setattr("services.store.reader.CALL_TIMEOUT", 100.0)
+    monkeypatch.setattr("services.store.borrowing.CALL_TIMEOUT", 100.0)
 
 
 def measured(agent: Agent, rate: float) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, AlwaysRecordSampler, Sampler
-from opentelemetry.trace import Span, Tracer
+from opentelemetry.trace import Span, SpanKind, Tracer
 
 from shared.recent_spans import MAX_SPANS, RecentSpans
 
@@ -25,7 +26,7 @@ def hexed(span: Span) -> str:
 
 def test_a_span_is_told_with_all_that_it_has() -> None:
     tracer, spans, _ = recording(4)
-    outermost = tracer.start_as_current_span("a", attributes={"n": 1, "l": ["x", "y"]})
+    outermost = tracer.start_as_current_span("a", kind=SpanKind.SERVER, attributes={"n": 1, "l": ["x", "y"]})
     with outermost as a, tracer.start_as_current_span("b") as b:
         b.add_event("e", {"k": 2.5})
     inner, outer = spans.records(hexed(a))
@@ -38,17 +39,43 @@ def test_only_the_last_traces_are_kept_and_found_by_name() -> None:
     tracer, spans, _ = recording(3)
     made = []
     for i in range(40):
-        with tracer.start_as_current_span("root") as span:
+        with tracer.start_as_current_span("root", kind=SpanKind.SERVER) as span:
             spans.name(f"request-{i}", span.get_span_context().trace_id)
         made.append(hexed(span))
     assert [bool(spans.records(trace)) for trace in made] == [False] * 37 + [True] * 3
     assert spans.named("request-39") == made[39] and spans.named("request-3") == "" == spans.named("nobody")
-    assert len(spans._names) <= 4 * 3 + 1, "names of what is forgotten pile up"
+    assert len(spans._names) <= 4 * 3, "names of what is forgotten pile up"
+
+
+def test_a_name_given_before_the_first_span_has_ended_stands() -> None:
+    tracer, spans, _ = recording(2)
+    with tracer.start_as_current_span("root", kind=SpanKind.SERVER) as slow:
+        spans.name("slow", slow.get_span_context().trace_id)
+        for i in range(3):
+            with tracer.start_as_current_span("root", context=Context(), kind=SpanKind.SERVER) as quick:
+                spans.name(f"quick-{i}", quick.get_span_context().trace_id)
+    assert spans.named("slow") == hexed(slow)
+
+
+def test_what_several_share_pushes_no_request_out() -> None:
+    tracer, spans, _ = recording(2)
+    with tracer.start_as_current_span("root", kind=SpanKind.SERVER) as root:
+        pass
+    for _ in range(10):
+        tracer.start_span("decode step").end()
+    assert spans.records(hexed(root))
+
+
+def test_asking_for_traces_that_are_not_here_leaves_nothing_behind() -> None:
+    _, spans, _ = recording(4)
+    for i in range(1, 100):
+        spans.keep(format(i, "032x"))
+    assert len(spans._kept) <= 4
 
 
 def test_a_trace_does_not_grow_without_bound() -> None:
     tracer, spans, _ = recording(2)
-    with tracer.start_as_current_span("root") as root:
+    with tracer.start_as_current_span("root", kind=SpanKind.SERVER) as root:
         for i in range(MAX_SPANS + 50):
             tracer.start_span(f"{i}").end()
     assert len(spans.records(hexed(root))) == MAX_SPANS
@@ -57,7 +84,7 @@ def test_a_trace_does_not_grow_without_bound() -> None:
 @pytest.mark.parametrize("sampler", [ALWAYS_OFF, ALWAYS_ON])
 def test_what_the_sampler_left_out_is_sent_once_asked_for_and_nothing_twice(sampler: Sampler) -> None:
     tracer, spans, sent = recording(4, sampler)
-    with tracer.start_as_current_span("root") as root:
+    with tracer.start_as_current_span("root", kind=SpanKind.SERVER) as root:
         tracer.start_span("early").end()
         spans.keep(hexed(root))
         spans.keep(hexed(root))

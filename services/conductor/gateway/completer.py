@@ -106,7 +106,8 @@ class Completer:
         namespace = salted(self._dispatcher.namespace, exchange.tenant.salt)
         limits = Limits(self._dispatcher.context_length, self._options.default_max_tokens)
         began = time.monotonic()
-        with tracer().start_as_current_span("tokenize") as span:
+        # What a chat template complains of may quote the conversation.
+        with tracer().start_as_current_span("tokenize", record_exception=False, set_status_on_exception=False) as span:
             work = partial(prepare, ask, self._tokenizer, namespace, limits)
             # Hashing a few thousand ids takes less than to wake a thread.
             prepared = work() if ask.ready and size <= LONG_BODY else await self._offload.run(size, work)

@@ -126,7 +126,6 @@ class Exchange:
             "gen_ai.request.seed": ask.seed,
             "gen_ai.request.frequency_penalty": ask.frequency_penalty,
             "gen_ai.request.presence_penalty": ask.presence_penalty,
-            "gen_ai.request.stop_sequences": list(ask.stops),
             "mooncake.stream": ask.stream,
         }
         self.span.set_attributes({name: value for name, value in asked.items() if value is not None})
@@ -143,6 +142,7 @@ class Exchange:
             {
                 "gen_ai.response.model": model,
                 "gen_ai.response.id": self.unique,
+                "http.response.status_code": 200,
                 "gen_ai.usage.input_tokens": answer.prompt_tokens,
                 "gen_ai.usage.output_tokens": answer.completion_tokens,
                 "gen_ai.response.finish_reasons": reasons,

@@ -205,7 +205,7 @@ class Gateway:
     async def _trace(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
         self._identify(request, exchange)
         id = request.path.removeprefix(TRACE + "/")
-        traced = await self._traces.of(id) if self._traces is not None else None
+        traced = await self._traces.of(id, exchange.tenant.name) if self._traces is not None else None
         if traced is None:
             why = "it is not one of the last ones here, or its spans are not recorded (trace_requests)"
             raise HttpError(404, "trace_not_found", f"No trace of request {clip(id)}: {why}.")
@@ -217,9 +217,7 @@ class Gateway:
         left_out = ""
         try:
             with exchange.traced(request, operation):
-                if self._traces is not None and exchange.span.is_recording():
-                    self._traces.name(exchange)
-                    left_out = exchange.left_out()
+                left_out = exchange.left_out()
                 yield
         finally:
             self._judge(exchange)
@@ -267,6 +265,8 @@ class Gateway:
     def _identify(self, request: web.BaseRequest, exchange: Exchange) -> None:
         """Raises Unauthorized."""
         exchange.tenant = self._tenants.identify(request.headers.get("Authorization", ""))
+        if self._traces is not None and exchange.span.is_recording():  # only now: who is nobody fills no memory
+            self._traces.name(exchange)
 
     async def _read(self, request: web.BaseRequest) -> bytes:
         return await read_body(request, self._options.max_body_bytes, self._options.body_timeout)

@@ -30,8 +30,9 @@ BY_OBJECTIVE = counter(
 GOODPUT = counter("gateway_goodput_tokens", "Tokens of answers that met both objectives.")
 OBJECTIVES = gauge("gateway_objective_seconds", "Configured latency objectives.", ["objective"])
 STALLED = counter("gateway_stalled_readers", "Connections cut because the client read nothing for too long.")
-
 MET = "met"
+for result in (MET, "ttft_missed", "tbt_missed", "refused", "failed", "cancelled"):
+    BY_OBJECTIVE.labels(result)  # from the start: a ratio of what never happened is 0, not nothing
 
 
 def observe(answer: Answer) -> None:

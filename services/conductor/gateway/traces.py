@@ -17,6 +17,9 @@ TIMEOUT = 2.0
 SETTLE = 3.0
 """Seconds after an answer until even its last spans (commits, cancels) have ended."""
 
+PLACED = "attempt"
+"""The span of a request that was given to instances."""
+
 MAX_KEPT = 64
 """Traces that wait to be sent after all; more at once are left out: then there is no lack of them."""
 
@@ -48,25 +51,33 @@ class Traces:
         await self._http.close()
 
     def name(self, exchange: Exchange) -> None:
-        """Its trace is found by every id that people may have of the request."""
+        """Its trace is found by every id that people may have of the request, by those of its tenant alone. An id that
+        a client has made up never stands for what another one was given."""
         own, trace = recent_spans(), exchange.span.get_span_context().trace_id
         if own is not None:
-            for id in {exchange.id, exchange.unique, f"chatcmpl-{exchange.unique}", f"cmpl-{exchange.unique}"}:
-                own.name(id, trace)
+            own.name(f"{exchange.tenant.name}/{exchange.unique}", trace)
+            if exchange.id != exchange.unique:
+                own.name(f"{exchange.tenant.name}/their {exchange.id}", trace)
 
-    async def of(self, request: str) -> Traced | None:
-        """All spans of a request, by their start; None where nothing is known of it (any more)."""
+    async def of(self, request: str, tenant: str) -> Traced | None:
+        """All spans of this tenant's request, by their start; None where nothing is known of it (any more)."""
         own = recent_spans()
-        trace = own.named(request) if own is not None else ""
+        bare = request.removeprefix("chatcmpl-").removeprefix("cmpl-")
+        names = (f"{tenant}/{bare}", f"{tenant}/their {request}")
+        trace = next((found for name in names if (found := own.named(name))), "") if own is not None else ""
         if own is None or not trace:
             return None
-        spans, missing = own.records(trace), {}
+        spans = own.records(trace)
+        missing: dict[str, str] = {}
         decode = msgspec.json.Decoder(list[SpanRecord]).decode
         for address, answer in await self._all("GET", f"/spans/{trace}"):
-            if isinstance(answer, bytes):
-                spans += decode(answer)
-            else:
-                missing[address] = answer
+            try:
+                if isinstance(answer, bytes):
+                    spans += decode(answer)
+                else:
+                    missing[address] = answer
+            except msgspec.MsgspecError as e:  # of another version
+                missing[address] = str(e)
         return Traced(request, trace, sorted(spans, key=lambda span: span.start), missing)
 
     def keep(self, trace: str) -> None:
@@ -80,6 +91,8 @@ class Traces:
         if (own := recent_spans()) is None:
             return
         own.keep(trace)
+        if not any(span.name == PLACED for span in own.records(trace)):  # a refusal: nobody else has heard of it
+            return
         await asyncio.sleep(SETTLE)
         await self._all("POST", f"/spans/{trace}/keep")
 

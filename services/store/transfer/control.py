@@ -186,7 +186,8 @@ class Callee(Channel):
             self.say(Kind.FAULT, tag, pack_fault(e))
 
     async def _call_later(self, payload: bytes) -> tuple[Kind, bytes]:
-        await self._room.wait()
+        while not self._room.is_set():  # those that woke before may have filled it again
+            await self._room.wait()
         answer = self._ask_handler(payload)
         return Kind.ANSWER, answer if isinstance(answer, bytes) else await answer
 
