@@ -14,7 +14,7 @@ from rich.text import Text
 
 from cli.api import DEFAULT_URL, Api, ApiError, hinted
 from cli.console import out, print_json
-from shared.span_record import SpanRecord
+from shared.span_record import SpanRecord, Traced
 
 BAR = 40
 """Characters that the whole request takes."""
@@ -22,15 +22,6 @@ BAR = 40
 COLOURS = ("cyan", "green", "magenta", "yellow", "blue")
 HIDDEN = ("http.", "url.", "gen_ai.", "mooncake.request", "error.type")
 """Attributes that are the same on every request, or stand elsewhere in the picture."""
-
-
-class Traced(msgspec.Struct):
-    """What ``GET /trace/{request}`` answers."""
-
-    request: str
-    trace: str
-    spans: list[SpanRecord]
-    missing: dict[str, str]
 
 
 def in_order(spans: list[SpanRecord]) -> Iterator[tuple[int, SpanRecord]]:

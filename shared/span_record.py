@@ -33,3 +33,13 @@ class SpanRecord(msgspec.Struct, frozen=True, kw_only=True):
     attributes: dict[str, Value] = {}
     events: list[SpanEvent] = []
     links: list[tuple[str, str]] = []
+
+
+class Traced(msgspec.Struct, frozen=True):
+    """``GET /trace/{request}``: one request's spans by their start. ``missing``: processes that did not answer, and
+    why."""
+
+    request: str
+    trace: str
+    spans: list[SpanRecord]
+    missing: dict[str, str]

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from cli.main import main
-from cli.trace import Traced, in_order, waterfall
-from shared.span_record import SpanRecord
+from cli.trace import in_order, waterfall
+from shared.span_record import SpanRecord, Traced
 from tests.cli.fake_conductor import FakeConductor, fake_conductor
 
 

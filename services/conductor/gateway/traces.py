@@ -11,7 +11,7 @@ import msgspec
 
 from services.conductor.gateway.exchange import Exchange
 from shared.metrics_server import recent_spans
-from shared.span_record import SpanRecord
+from shared.span_record import SpanRecord, Traced
 
 TIMEOUT = 2.0
 SETTLE = 3.0
@@ -22,15 +22,6 @@ PLACED = "attempt"
 
 MAX_KEPT = 64
 """Traces that wait to be sent after all; more at once are left out: then there is no lack of them."""
-
-
-class Traced(msgspec.Struct, frozen=True):
-    """``GET /trace/{request}``. ``missing``: processes that did not answer, and why."""
-
-    request: str
-    trace: str
-    spans: list[SpanRecord]
-    missing: dict[str, str]
 
 
 class Traces:
