@@ -58,7 +58,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(if $(TORCH),$(BIN)/pip install $(TORCH))
 	@grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
 	$(BIN)/pip install -q -c constraints.txt hatchling editables
-	$(BIN)/pip install $(if $(TORCH),-c $(VENV)/constraints.txt,-c constraints.txt) --no-build-isolation -e '.[engine,test,clients]'
+	$(BIN)/pip install $(if $(TORCH),-c $(VENV)/constraints.txt,-c constraints.txt) --no-build-isolation -e '.[engine,plots,test,clients]'
 	@printf '%s' '$(TORCH)' > $(STAMP)
 
 run: $(STAMP)
