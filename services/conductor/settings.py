@@ -49,7 +49,7 @@ class ConductorSettings(DispatchSettings, frozen=True, kw_only=True):
         int,
         Meta(
             description="Time to the first token from which on a trace is sent, as one with an error is, whatever the "
-            "sampler says; 0: never for being slow.",
+            "sampler says; so is one whose request missed an objective. 0: never for being slow.",
             ge=0,
         ),
     ] = 10_000

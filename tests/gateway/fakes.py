@@ -22,6 +22,7 @@ from services.conductor.gateway.options import GatewayOptions
 from services.conductor.gateway.server import GatewayServer, Listen
 from services.conductor.gateway.tenants import Tenants
 from services.conductor.gateway.tokenizer import Tokenizer
+from services.conductor.gateway.traces import Traces
 from services.conductor.generation import Generation, Readiness, Token
 from shared.blocks import Namespace
 from shared.errors import MooncakeError
@@ -214,11 +215,12 @@ async def running(
     options: GatewayOptions | None = None,
     deadlines: Deadlines = DEADLINES,
     offload: Offload | None = None,
+    traces: Traces | None = None,
 ) -> AsyncIterator[Api]:
     offload = offload or Offload(2, 4096, 2**26)
     fake = dispatcher or FakeDispatcher(Script([EOS], finish="stop"))
     tenants = tenants or Tenants(None, time.monotonic)
-    gateway = Gateway(fake, tokenizer, tenants, offload, options or GatewayOptions(model=MODEL))
+    gateway = Gateway(fake, tokenizer, tenants, offload, options or GatewayOptions(model=MODEL), traces)
     async with (
         GatewayServer(gateway, Listen("127.0.0.1", 0, deadlines)) as server,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,

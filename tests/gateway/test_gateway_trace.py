@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import aiohttp
@@ -11,11 +11,15 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, AlwaysRecordSampler
 from opentelemetry.trace import StatusCode
 
-from services.conductor.gateway import completer, exchange
+from services.conductor.gateway import completer, exchange, traces
+from services.conductor.gateway.options import GatewayOptions
+from services.conductor.gateway.traces import Traces
 from shared.errors import AttemptFailed
-from tests.gateway.fakes import CHAT, MODEL, Api, Script, until
+from shared.recent_spans import RecentSpans
+from tests.gateway.fakes import CHAT, MODEL, Api, Script, StartApi, until
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = PARENT[:-2] + "00"
@@ -102,3 +106,49 @@ async def test_refused_failed_and_cancelled_requests_end_their_spans(api: Api, s
     cancelled = named(spans, "POST /v1/chat/completions")
     assert dict(cancelled.attributes or {})["error.type"] == "cancelled"
     assert cancelled.status.status_code is StatusCode.ERROR
+
+
+@pytest.fixture
+async def left_out(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Traces, list[ReadableSpan]]]:
+    """(traces, what was sent) where the sampler wants nothing."""
+    sent: list[ReadableSpan] = []
+    provider = TracerProvider(AlwaysRecordSampler(ALWAYS_OFF))
+    provider.add_span_processor(recent := RecentSpans(8, sent.append))
+    for module in (exchange, completer):
+        monkeypatch.setattr(module, "tracer", lambda: provider.get_tracer("test"))
+    monkeypatch.setattr(traces, "recent_spans", lambda: recent)
+    async with Traces(list) as gathering:
+        yield gathering, sent
+    provider.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("limit", "objective", "sent"),
+    [
+        (10.0, {}, False),
+        (10.0, {"x-slo-tbt-ms": "1"}, True),
+        (10.0, {"x-slo-ttft-ms": "1"}, True),
+        (0.001, {}, True),
+        (0.0, {"x-slo-tbt-ms": "1"}, False),
+    ],
+)
+async def test_what_was_slow_is_sent_whatever_the_sampler_says(
+    start: StartApi,
+    left_out: tuple[Traces, list[ReadableSpan]],
+    limit: float,
+    objective: dict[str, str],
+    sent: bool,
+) -> None:
+    """Slow to the first token, or between tokens; for the limit, or for the objective of the request."""
+    gathering, spans = left_out
+    options = GatewayOptions(MODEL, trace_slow=limit, slo_ttft=100.0, slo_tbt=100.0)
+    api = await start(options=options, traces=gathering)
+    api.dispatcher.script = Script([*api.ids("slow"), 2], delay=0.01, finish="stop")
+    async with api.http.post(api.server.url + "/v1/chat/completions", json=CHAT, headers=objective) as response:
+        assert response.status == 200, await response.text()
+        await response.read()
+    api.dispatcher.script = Script([], error=AttemptFailed("gone"))
+    async with api.http.post(api.server.url + "/v1/completions", json={"model": MODEL, "prompt": "x"}) as response:
+        assert response.status == 502
+    await until(lambda: any(span.name == "POST /v1/completions" for span in spans))  # it failed, so it is sent, later
+    assert ("POST /v1/chat/completions" in [span.name for span in spans]) is sent

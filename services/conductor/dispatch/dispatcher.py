@@ -18,6 +18,7 @@ from services.conductor.dispatch.placing import Placer
 from services.conductor.dispatch.rejected import late
 from services.conductor.dispatch.roster import Change, Roster, State
 from services.conductor.dispatch.run import Run
+from services.conductor.dispatch.schedule_spans import refused_early
 from services.conductor.dispatch.settings import DispatchSettings
 from services.conductor.dispatch.telling import Teller
 from services.conductor.dispatch.watch import Watch
@@ -137,9 +138,11 @@ class MeshDispatcher:
             self._backlog.check()
         except Contended:
             self._reject("backlog")
+            refused_early("backlog")
             raise
         tokens = prompt_bytes // BYTES_PER_TOKEN
-        shortest = self.mesh.ledger.prefills.shortest_queue(asyncio.get_running_loop().time())
+        prefills, now = self.mesh.ledger.prefills, asyncio.get_running_loop().time()
+        shortest = prefills.shortest_queue(now)
         if shortest is None:
             raise Unavailable("no_prefill: no instance takes new work", retry_after_ms=1000)
         queue, model = shortest
@@ -147,6 +150,7 @@ class MeshDispatcher:
         allowed = (slo_ttft_ms or self.settings.slo_ttft_ms) / 1000
         if soonest > allowed:
             self._reject("stage0")
+            refused_early("stage0", soonest, allowed, lambda: prefills.at_best(tokens, now))
             why = late("the first token", soonest, allowed)
             retry = int((soonest - allowed) * 1000) + 1
             raise Contended(f"ttft: even at the emptiest instance {why}", field="ttft", retry_after_ms=retry)

@@ -6,11 +6,10 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from opentelemetry.trace import Span
-
 from services.conductor.dispatch import metrics
 from services.conductor.dispatch.matching import AgentTable, Matcher
 from services.conductor.dispatch.roster import Roster
+from services.conductor.dispatch.schedule_spans import describe
 from services.conductor.generation import Generation
 from services.conductor.scheduling import Ask, Booking, Decision, Ledger, Objectives, Rejection, Scheduler
 from shared.messages import Ref
@@ -67,7 +66,7 @@ class Placer:
                 decided = self._scheduler.decide(ask, view, objectives)
             placed = self._book(decided, ask, keys, now) if isinstance(decided, Decision) else decided
             metrics.DECISION_SECONDS.observe(time.thread_time() - started)
-            describe(span, decided)
+            describe(span, decided, ask.waited, objectives)
             return placed
 
     def _strangers(self, generation: Generation, avoid: Collection[Ref]) -> list[str]:
@@ -97,27 +96,3 @@ class Placer:
         booking = self.ledger.book(decision, ask, keys, now)
         prefill, decode = members[decision.prefill].record.ref, members[decision.decode].record.ref
         return Placement(decision, booking, ask, prefill, decode)
-
-
-def describe(span: Span, decided: Decision | Rejection) -> None:
-    """The choice and what it was chosen from, for whoever reads the trace."""
-    if not span.is_recording():
-        return
-    if isinstance(decided, Rejection):
-        span.set_attribute("mooncake.rejected", decided.reason)
-        return
-    span.set_attribute("mooncake.prefill", decided.prefill)
-    span.set_attribute("mooncake.decode", decided.decode)
-    span.set_attribute("mooncake.fetch_blocks", decided.fetch_blocks)
-    span.set_attribute("mooncake.prefix_blocks", decided.prefix_blocks)
-    for candidate in decided.candidates():
-        span.add_event(
-            "candidate",
-            {
-                "instance": candidate.instance,
-                "own_blocks": candidate.own_blocks,
-                "fetch_blocks": candidate.fetch_blocks,
-                "queue_s": candidate.queue,
-                "price_s": candidate.price,
-            },
-        )

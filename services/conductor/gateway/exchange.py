@@ -151,3 +151,5 @@ class Exchange:
         )
         if self.first is not None:
             self.span.set_attribute("gen_ai.response.time_to_first_chunk", self.first)
+        if self.slowest is not None:
+            self.span.set_attribute("mooncake.tbt_s", self.slowest)

@@ -220,16 +220,16 @@ class Gateway:
                 left_out = exchange.left_out()
                 yield
         finally:
-            self._judge(exchange)
-            if left_out and self._traces is not None and (exchange.faulty or self._slow(exchange)):
+            verdict = exchange.verdict(self._options.slo_ttft, self._options.slo_tbt)
+            if verdict:
+                metrics.judged(verdict, exchange.tokens)
+            if left_out and self._traces is not None and (exchange.faulty or self._slow(exchange, verdict)):
                 self._traces.keep(left_out)
 
-    def _judge(self, exchange: Exchange) -> None:
-        if verdict := exchange.verdict(self._options.slo_ttft, self._options.slo_tbt):
-            metrics.judged(verdict, exchange.tokens)
-
-    def _slow(self, exchange: Exchange) -> bool:
-        return 0 < self._options.trace_slow < (exchange.first or 0.0)
+    def _slow(self, exchange: Exchange, verdict: str) -> bool:
+        """To its first token, or by an objective that it missed."""
+        limit = self._options.trace_slow
+        return limit > 0 and ((exchange.first or 0.0) > limit or verdict in metrics.MISSED)
 
     async def _models(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
         self._identify(request, exchange)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class GatewayOptions:
     """``model``: the name that is served. ``tokenizer_print``: fingerprint to compare with the instances'. Seconds and
     bytes; ``default_max_tokens`` caps an answer whose request names no limit. ``trace_slow``: seconds to the first
-    token from which on a trace is sent whatever the sampler says, 0 for never. ``slo_ttft``, ``slo_tbt``: objectives of
-    requests that name none."""
+    token from which on a trace is sent whatever the sampler says, as one that missed an objective is; 0 for never.
+    ``slo_ttft``, ``slo_tbt``: objectives of requests that name none."""
 
     model: str
     tokenizer_print: str = ""

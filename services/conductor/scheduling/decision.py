@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -75,9 +75,13 @@ class Decision:
 @dataclass(frozen=True)
 class Rejection:
     """``reason``: ttft, tbt, no_room (contended, ``retry_after`` seconds predicted), does_not_fit (never), no_prefill,
-    no_decode (nobody to ask)."""
+    no_decode (nobody to ask). ``prices``: what prefill instances would have taken, where any was asked."""
 
     reason: str
     retry_after: float = 1.0
     ttft: float = 0.0
     tbt: float = 0.0
+    prices: Prices | None = field(default=None, compare=False, repr=False)
+
+    def candidates(self, limit: int = 8) -> list[Candidate]:
+        return self.prices.candidates(limit) if self.prices is not None else []

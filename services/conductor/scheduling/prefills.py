@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from services.conductor.scheduling.decision import Candidate
 from services.conductor.scheduling.matches import Gather, Matches
 from services.conductor.scheduling.views import Floats, Ints, PrefillView, without
 from shared.latency import OnlineCorrection, PrefillModel
@@ -119,6 +120,13 @@ class Prefills:
             return None
         row = int(np.where(self._open, self.queue(now), np.inf).argmin())
         return float(self.queue(now)[row]), self.seats[self.ids[row]].model
+
+    def at_best(self, tokens: int, now: float, limit: int = 8) -> list[Candidate]:
+        """The open instances with what they would take if all of a prompt were there, least first."""
+        queue, cached = self.queue(now), max(tokens - 1, 0)
+        price = queue + self._base + (self._linear + self._square * (tokens + cached)) * (tokens - cached)
+        rows = [row for row in np.argsort(price, kind="stable") if self._open[row]][:limit]
+        return [Candidate(self.ids[row], 0, 0, float(queue[row]), float(price[row])) for row in rows]
 
     def view(
         self,

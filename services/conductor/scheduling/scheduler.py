@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,10 +35,10 @@ class Scheduler:
             return Rejection("no_prefill")
         if not np.count_nonzero(view.decode.open):
             return Rejection("no_decode")
+        prices = self.policy.price(ask, view.prefill, view.sources)
         room = with_room(ask, view.decode)
         if isinstance(room, Rejection):
-            return room
-        prices = self.policy.price(ask, view.prefill, view.sources)
+            return replace(room, prices=prices)
         p = self.policy.choose(ask, prices)
         ttft = float(prices.price[p])
         steps = view.decode.steps(ttft, ask.tokens + ask.expected_output / 2)
@@ -46,9 +46,9 @@ class Scheduler:
         tbt = float(steps[d])
         if objectives and ask.waited + ttft > objectives.ttft:
             late = ask.waited + ttft - objectives.ttft
-            return Rejection("ttft", max(late, SHORTEST_RETRY), ask.waited + ttft, tbt)
+            return Rejection("ttft", max(late, SHORTEST_RETRY), ask.waited + ttft, tbt, prices)
         if objectives and tbt > objectives.tbt:
-            return Rejection("tbt", next_leave(view.decode), ttft, tbt)
+            return Rejection("tbt", next_leave(view.decode), ask.waited + ttft, tbt, prices)
         return decision(ask, view, prices, p, view.decode.ids[d], tbt)
 
 
