@@ -15,6 +15,7 @@ DISTRIBUTION = "mooncake-mesh"
 COMMANDS = {
     "up": "cli.up:up",
     "chat": "cli.chat:chat",
+    "load": "cli.load:load",
     "store": "cli.store:store",
     "status": "cli.status:status",
     "trace": "cli.trace:trace",

@@ -1,0 +1,43 @@
+"""Plots of the commands: matplotlib is an extra, and is asked for before anything is measured."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+KINDS = (".png", ".svg", ".pdf")
+
+
+def require(path: str) -> None:
+    """Raises InvalidInput where a plot could not be written to ``path`` in the end; "" wants none."""
+    if not path:
+        return
+    if Path(path).suffix.lower() not in KINDS:
+        raise InvalidInput(f"plots are {', '.join(KINDS)}; {path!r} is none of them", field="plot")
+    if not Path(path).absolute().parent.is_dir():
+        raise InvalidInput(f"{Path(path).parent} is no folder", field="plot")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InvalidInput("plots need matplotlib: pip install 'mooncake-mesh[plots]'", field="plot")
+
+
+@contextlib.contextmanager
+def figure(path: str, rows: int, columns: int) -> Iterator[list[list[Axes]]]:
+    """A figure of ``rows`` times ``columns`` panels, written to ``path`` at the end. No display is opened."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(5.6 * columns, 3.9 * rows), layout="constrained")
+    FigureCanvasAgg(made)
+    grid: Any = made.subplots(rows, columns, squeeze=False)
+    for axes in grid.flat:
+        axes.grid(True, alpha=0.3)
+    yield grid
+    made.savefig(path, dpi=120)
