@@ -32,9 +32,11 @@ ENV PATH=/opt/mooncake/bin:$PATH \
     OMP_WAIT_POLICY=passive
 WORKDIR /home/mooncake
 EXPOSE 9400
-HEALTHCHECK --interval=5s --timeout=3s --start-period=120s --retries=3 \
-    CMD ["python", "-IS", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:9400/health', timeout=2)"]
-ENTRYPOINT ["python", "-P", "-m"]
+# /ready, not /health: who waits for a container wants it to work. Nothing is restarted for being unhealthy.
+HEALTHCHECK --interval=3s --timeout=3s --start-period=300s --retries=3 \
+    CMD ["python", "-IS", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:9400/ready', timeout=2)"]
+# The kernel forgets signals that a container's first process does not handle yet; blocked ones wait until it does.
+ENTRYPOINT ["env", "--block-signal=TERM,INT", "python", "-P", "-m"]
 
 # -- dependencies without torch ----------------------------------------------------------------------------
 FROM ${PYTHON} AS dependencies

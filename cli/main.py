@@ -9,6 +9,7 @@ import platform
 import click
 
 from cli.console import print_json
+from shared.early_signals import end_when_told
 
 DISTRIBUTION = "mooncake-mesh"
 
@@ -43,6 +44,7 @@ class Lazy(click.Group):
 @click.version_option(importlib.metadata.version(DISTRIBUTION), prog_name="mooncake")
 def main() -> None:
     """Mooncake Mesh: KVCache-centric, disaggregated serving of large language models."""
+    end_when_told()
 
 
 @main.command()

@@ -1,10 +1,11 @@
-"""``/metrics``, ``/health`` and recent spans of a process over HTTP, on the loop whose health is asked for."""
+"""``/metrics``, ``/health``, ``/ready`` and recent spans of a process, on the loop whose health is asked for."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,6 +19,9 @@ from shared.telemetry import REGISTRY, watch_loop
 
 if TYPE_CHECKING:
     from shared.recent_spans import RecentSpans
+
+STARTING, DRAINING = "starting", "draining"
+"""What keeps every kind of process from being ready, at its beginning and at its end."""
 
 TRACE = "/spans/{trace:[0-9a-f]{32}}"
 
@@ -66,11 +70,16 @@ async def health(_request: web.Request) -> web.Response:
 
 
 class MetricsServer:
-    """Owns the listening socket and the loop's lag watch. ``async with``, or :meth:`start` and :meth:`close`."""
+    """Owns the listening socket and the loop's lag watch. ``async with``, or :meth:`start` and :meth:`close`.
+
+    ``/health`` answers as soon as it listens. ``hindrances`` is set by the process: what keeps it from doing its work
+    now, words from a bounded set; ``/ready`` answers 503 while there are any.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self.host = host
         self.port = port
+        self.hindrances: Callable[[], Sequence[str]] = lambda: [STARTING]
         self._runner: web.AppRunner | None = None
         self._watch: asyncio.Task[None] | None = None
 
@@ -82,6 +91,7 @@ class MetricsServer:
         app = web.Application()
         app.router.add_get("/metrics", metrics)
         app.router.add_get("/health", health)
+        app.router.add_get("/ready", self._answer_ready)
         app.router.add_get(TRACE, spans)
         app.router.add_post(TRACE + "/keep", keep)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
@@ -95,6 +105,10 @@ class MetricsServer:
             ) from None
         self.port = self._runner.addresses[0][1]
         return self.port
+
+    async def _answer_ready(self, _request: web.Request) -> web.Response:
+        reasons = list(self.hindrances())
+        return web.json_response({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
 
     def address(self, server: str) -> str:
         """host:port as the server at that URL could reach it; "" when none was wanted. After :meth:`start`."""

@@ -23,6 +23,7 @@ from services.conductor.gateway.tenants import Tenants
 from services.conductor.gateway.tokenizer import Tokenizer
 from services.conductor.gateway.traces import Traces
 from services.conductor.settings import ConductorSettings
+from shared.ending import until_told
 from shared.fingerprint import tokenizer_fingerprint
 from shared.heartbeat import Heartbeat
 from shared.index.mirroring import IndexMirror
@@ -31,12 +32,15 @@ from shared.index.sweeping import Sweeper
 from shared.messages import Ref
 from shared.metadata import Metadata
 from shared.metrics_server import MetricsServer
-from shared.model import resolve_model, served_name
+from shared.model import DEFAULT_MODEL, default_folder, resolve_model, served_name
 from shared.nats_bus import NatsBus
 from shared.records import ConductorRecord
 from shared.telemetry import log
 
 logger = log("conductor")
+
+MODEL_POLL_S = 0.5
+"""Seconds between looks for a model that somebody else brings."""
 
 
 class Stopping:
@@ -58,19 +62,37 @@ class Words:
     fingerprint: str
 
 
-def load_words(model: str) -> Words:
+def load_words(model: str, fetch: bool = True) -> Words:
     """Blocking. Raises ConfigError for a model that is not to be had, or has no tokenizer."""
-    folder = resolve_model(model)
+    folder = resolve_model(model, fetch=fetch)
     return Words(Tokenizer.load(folder), tokenizer_fingerprint(folder))
+
+
+async def find_words(settings: ConductorSettings) -> Words:
+    """Waits first, as long as the settings say, for somebody else to bring the default model. Raises ConfigError."""
+    until = time.monotonic() + settings.model_wait_s
+    if settings.model in ("", DEFAULT_MODEL) and settings.model_wait_s and default_folder() is None:
+        logger.info("waiting for the model", model=DEFAULT_MODEL, seconds=settings.model_wait_s)
+        while default_folder() is None and time.monotonic() < until:  # noqa: ASYNC110 - a folder tells nobody
+            await asyncio.sleep(MODEL_POLL_S)
+    return await asyncio.to_thread(load_words, settings.model, settings.model_wait_s == 0)
 
 
 async def run(settings: ConductorSettings, stopping: Stopping) -> None:
     """Serve until told to stop, then drain. Starts without NATS and Redis, and is not ready until they are there."""
-    words = await asyncio.to_thread(load_words, settings.model)
-    async with conductor(settings, words) as server:
-        logger.info("conductor listening", url=server.url)
-        await stopping.drain.wait()
-        await drain(server, settings, stopping)
+    listening = asyncio.Event()
+
+    async def serve() -> None:
+        async with (
+            MetricsServer(settings.metrics_host, settings.metrics_port) as metrics,
+            conductor(settings, await find_words(settings), metrics) as server,
+        ):
+            logger.info("conductor listening", url=server.url)
+            listening.set()
+            await stopping.drain.wait()
+            await drain(server, settings, stopping)
+
+    await until_told(asyncio.create_task(serve()), stopping.drain, listening.is_set)
 
 
 async def drain(server: GatewayServer, settings: ConductorSettings, stopping: Stopping) -> None:
@@ -88,22 +110,28 @@ async def drain(server: GatewayServer, settings: ConductorSettings, stopping: St
 
 
 @asynccontextmanager
-async def conductor(settings: ConductorSettings, words: Words) -> AsyncIterator[GatewayServer]:
-    """All parts, each closed before what it stands on."""
+async def conductor(settings: ConductorSettings, words: Words, metrics: MetricsServer) -> AsyncIterator[GatewayServer]:
+    """All parts, each closed before what it stands on. ``metrics`` is told what keeps it from serving."""
     me = Ref(settings.id or uuid.uuid4().hex, secrets.randbits(63))
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(MetricsServer(settings.metrics_host, settings.metrics_port))
         dispatcher = await _dispatcher(settings, me, stack)
         offload = Offload(settings.tokenizer_threads, settings.tokenizer_backlog, settings.tokenizer_backlog_bytes)
         stack.callback(offload.close)
         tenants = _tenants(settings.api_keys)
         traces = await stack.enter_async_context(Traces(partial(metrics_addresses, dispatcher)))
         gateway = Gateway(dispatcher, words.tokenizer, tenants, offload, _options(settings, words), traces)
+        metrics.hindrances = partial(hindrances, gateway)
         server = await stack.enter_async_context(GatewayServer(gateway, _listen(settings)))
         heartbeat = _heartbeat(settings, me, server.url)
         heartbeat.start()
         stack.push_async_callback(asyncio.to_thread, heartbeat.stop)
         yield server
+
+
+def hindrances(gateway: Gateway) -> list[str]:
+    """Why a request would not be served now; nothing when it would."""
+    state = gateway.readiness()
+    return [] if state.ready else state.reasons
 
 
 def metrics_addresses(dispatcher: MeshDispatcher) -> list[str]:

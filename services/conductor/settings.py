@@ -19,6 +19,15 @@ class ConductorSettings(DispatchSettings, frozen=True, kw_only=True):
     model: Annotated[
         str, Meta(description="Model folder or hub id, for its tokenizer; empty is the default model.")
     ] = ""
+    model_wait_s: Annotated[
+        float,
+        Meta(
+            description="How long another process may take to bring the default model, which is not fetched here then; "
+            "0: it is fetched here.",
+            ge=0,
+            le=86400,
+        ),
+    ] = 0.0
     served_model_name: Annotated[
         str, Meta(description="Name that requests use; empty takes the model's.", max_length=256)
     ] = ""

@@ -2,35 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from services.prefill.service import Prefill
-from services.prefill.settings import PrefillSettings
-from services.store.client import StoreClient
-from shared.blocks import Namespace
-from shared.config import load
-from shared.instance.host import Host, Parts, leave
-from shared.records import PREFILL
-from shared.telemetry import setup
-
-
-def main() -> None:
-    settings = load(PrefillSettings)
-    setup(PREFILL, settings)
-
-    async def connect(namespace: Namespace) -> StoreClient:
-        return await StoreClient.connect(
-            settings.agent, namespace, owner_name=f"prefill {settings.node}", secret=settings.secret, timeout=1.0
-        )
-
-    def build(parts: Parts) -> Prefill:
-        return Prefill(parts.ref, parts.bus, parts.store, parts.engine, parts.compute, parts.prefill_model, settings)
-
-    async def run() -> int:
-        return await Host(PREFILL, settings, connect, build).run()
-
-    leave(asyncio.run(run()))
-
+from shared.early_signals import end_when_told
 
 if __name__ == "__main__":
+    end_when_told()
+    from services.prefill.process import main  # takes a second or more, in which it may be told to stop
+
     main()

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import gc
 import os
 import secrets
-import signal
-import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
 from shared.blocks import Namespace
 from shared.bus import Bus
+from shared.early_signals import STOPPING
+from shared.ending import until_told
 from shared.engines.base import Engine, KVStore, Timed
 from shared.engines.calibrate import quick_calibrate
 from shared.engines.registry import load_engine
@@ -32,7 +31,7 @@ from shared.instance.pulse import Pulse
 from shared.instance.settings import InstanceSettings
 from shared.latency import DecodeModel, PrefillModel
 from shared.messages import Ref
-from shared.metrics_server import MetricsServer
+from shared.metrics_server import DRAINING, STARTING, MetricsServer
 from shared.nats_bus import NatsBus
 from shared.records import DECODE, PREFILL, InstanceRecord
 from shared.telemetry import log
@@ -68,18 +67,19 @@ class Host:
         self._stop = asyncio.Event()
         self._refused: Refused | None = None
         self._ready = False
+        self._service: Instance[Any] | None = None
         self._log = log(role)
         self._ref = Ref(settings.id or uuid.uuid4().hex, secrets.randbits(64) | 1)
         self._compute = ComputeThread(role)
 
     async def run(self) -> int:
         serving = asyncio.create_task(self._serve())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._on_signal, serving)
+        for number in STOPPING:
+            self._loop.add_signal_handler(number, self._stop.set)
         try:
-            await serving
-        except asyncio.CancelledError:
-            self._log.info("stopped before it was ready")
+            await until_told(serving, self._stop, lambda: self._ready)
+            if self._refused is not None:
+                raise self._refused
         except MooncakeError as e:
             self._log.error("cannot go on", error=e.code, field=e.field, reason=e.message)
             return 1
@@ -87,27 +87,29 @@ class Host:
             self._compute.close()
         return 0
 
-    def _on_signal(self, serving: asyncio.Task[None]) -> None:
-        """Drain once ready; before that there is nothing to drain."""
-        self._stop.set()
-        if not self._ready:
-            serving.cancel()
-
     async def _serve(self) -> None:
         settings = self.settings
-        engine, models = await self._compute.run(self._load_engine)
         async with contextlib.AsyncExitStack() as stack:
             metrics = await stack.enter_async_context(MetricsServer(settings.metrics_host, settings.metrics_port))
+            metrics.hindrances = self._hindrances
+            engine, models = await self._compute.run(self._load_engine)
             bus = await NatsBus.connect(settings.nats, settings.mesh, name=self.role, timeout=settings.agent_timeout_s)
             stack.push_async_callback(bus.close)
             store = await self._open_store(engine, settings.agent_timeout_s)
-            service = self._build(Parts(self._ref, bus, store, engine, self._compute, models[0]))
+            service = self._service = self._build(Parts(self._ref, bus, store, engine, self._compute, models[0]))
             await bus.serve(self._ref.id, service.handle)
             record = self._record(service, engine, models, metrics.address(settings.redis))
             heart = Heartbeat(
                 settings.redis, settings.mesh, record, interval=settings.heartbeat_s, on_refused=self._on_refused
             )
             await self._live(service, heart, engine)
+
+    def _hindrances(self) -> list[str]:
+        service = self._service
+        if service is None:
+            return [STARTING]
+        own = {STARTING: not self._ready, DRAINING: service.draining, "no_agent": service.closed is not None}
+        return [reason for reason, holds in own.items() if holds]
 
     def _load_engine(self) -> tuple[Engine, tuple[PrefillModel, DecodeModel]]:
         """On the compute thread, like every later step."""
@@ -168,8 +170,6 @@ class Host:
             await asyncio.gather(*background, return_exceptions=True)
             with contextlib.suppress(MooncakeError):
                 await close_store(service.store)
-        if self._refused is not None:
-            raise self._refused
 
     async def _until_stopped(self, background: list[asyncio.Task[None]]) -> None:
         """Raises what a background task died of: none of them should."""
@@ -249,15 +249,6 @@ def uncollected() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def leave(code: int) -> NoReturn:
-    """End the process now. What registered for the exit runs (traces are flushed); taking the engine's library apart,
-    which takes seconds on a busy machine, does not."""
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 async def close_store(store: KVStore) -> None:

@@ -152,7 +152,7 @@ def test_the_template_renders_as_the_usual_library_does(folder: Path) -> None:
 
 def test_a_conductor_never_imports_torch_or_transformers(folder: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; import services.conductor.__main__; import services.conductor.service;"
+        "import sys; from pathlib import Path; import services.conductor.process; import services.conductor.service;"
         "from services.conductor.gateway.tokenizer import Tokenizer;"
         f"Tokenizer.load(Path({str(folder)!r})).text('hello');"
         "print([m for m in ('torch', 'transformers', 'vllm', 'pyverbs') if m in sys.modules])"

@@ -76,10 +76,14 @@ async def until(metadata: Metadata, count: int, seconds: float = 150.0) -> dict[
     return {record.role: record for record in found}
 
 
+def metrics_of(record: InstanceRecord, path: str = "/metrics") -> str:
+    with urllib.request.urlopen(f"http://{record.metrics}{path}", timeout=60) as answer:
+        return str(answer.read().decode())
+
+
 def mismatches(record: InstanceRecord) -> list[str]:
     """What the simulated engine of this process found in the pool that its like had not written."""
-    with urllib.request.urlopen(f"http://{record.metrics}/metrics", timeout=60) as answer:
-        lines = answer.read().decode().splitlines()
+    lines = metrics_of(record).splitlines()
     found = [line for line in lines if line.startswith("mooncake_simulated_kv_mismatches_total")]
     assert found
     return [line for line in found if not line.endswith(" 0.0")]
@@ -123,6 +127,8 @@ async def test_life_of_the_processes(kit: Any, tmp_path: Path) -> None:
             ):
                 records = await until(metadata, 2)
                 assert records["prefill"].prefill and records["decode"].decode
+                for record in records.values():
+                    assert await asyncio.to_thread(metrics_of, record, "/ready") == '{"ready": true, "reasons": []}'
                 assert records["prefill"].proof == records["prefill"].namespace.proof()
                 async with gateway_over(kit, bus, records) as gateway:
                     cold = await gateway.run(tokens, sampling)

@@ -248,6 +248,22 @@ async def test_metrics_and_health_are_served(host: str) -> None:
             assert response.status == 404
 
 
+async def test_healthy_from_the_start_and_ready_when_nothing_hinders() -> None:
+    async with MetricsServer("127.0.0.1", 0) as server, aiohttp.ClientSession() as session:
+
+        async def ready() -> tuple[int, list[str]]:
+            async with session.get(f"http://127.0.0.1:{server.port}/ready") as response:
+                answer = await response.json()
+                assert answer["ready"] is (response.status == 200)
+                return response.status, answer["reasons"]
+
+        assert await ready() == (503, ["starting"])
+        server.hindrances = list
+        assert await ready() == (200, [])
+        server.hindrances = lambda: ["draining", "no_agent"]
+        assert await ready() == (503, ["draining", "no_agent"])
+
+
 async def test_port_minus_one_serves_nothing() -> None:
     async with MetricsServer("127.0.0.1", -1) as server:
         assert server.port == -1
