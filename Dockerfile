@@ -16,6 +16,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY cli cli
 COPY shared shared
 COPY services services
+COPY simulator simulator
 RUN pip wheel --no-cache-dir --no-deps --no-build-isolation -q -w /dist .
 
 # -- what every image has ----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ def summary(path: Path) -> str:
 def lines() -> list[str]:
     """Packages as headings, modules as lines, in the order of the tree."""
     out: list[str] = []
-    for top in ("shared", "services", "cli", "benchmarks"):
+    for top in ("shared", "services", "simulator", "cli", "benchmarks"):
         for package in sorted(p.parent for p in (ROOT / top).rglob("__init__.py")):
             out += ["", f"**{package.relative_to(ROOT)}/** {summary(package / '__init__.py')}", ""]
             for module in sorted(package.glob("*.py")):

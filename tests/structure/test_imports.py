@@ -20,6 +20,9 @@ STORE_CLIENT = "services.store.client"
 STORE_INSPECTION = "services.store.inspection"
 """What ``mooncake store`` looks into stores with, as a peer of their agents."""
 
+SCHEDULING = "services.conductor.scheduling"
+"""Pure, and the simulator runs these very objects."""
+
 MAY_USE_THE_STORE = ("services.prefill", "services.decode", "cli")
 """Besides the store itself; and by its client only."""
 
@@ -50,19 +53,23 @@ def allowed(importer: str, imported: str) -> bool:
     parts = imported.split(".")
     if parts[0] == "cli":
         return importer == "cli"
+    if parts[0] == "simulator":
+        return importer in ("simulator", "cli")
     if parts[0] != "services" or len(parts) < 2:
         return True
     if imported == STORE_CLIENT or imported.startswith(STORE_CLIENT + "."):
         return importer in (*MAY_USE_THE_STORE, "services.store")
     if imported == STORE_INSPECTION and importer == "cli":
         return True
+    if importer == "simulator":
+        return imported == SCHEDULING or imported.startswith(SCHEDULING + ".")
     return importer == ".".join(parts[:2])
 
 
 def test_no_file_imports_what_it_must_not() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
-        for folder in ("services", "shared", "cli")
+        for folder in ("services", "shared", "simulator", "cli")
         for path in sorted((ROOT / folder).rglob("*.py"))
         for name in imports(path)
         if not allowed(package_of(path), name)
@@ -84,6 +91,10 @@ def test_no_file_imports_what_it_must_not() -> None:
         ("cli", "services.store.agent", False),
         ("services.prefill", "services.store.inspection", False),
         ("services.store", "cli.plan", False),
+        ("simulator", "services.conductor.scheduling.pricing", True),
+        ("simulator", "services.conductor.dispatch.run", False),
+        ("cli", "simulator.cost", True),
+        ("services.conductor", "simulator.cost", False),
         ("services.store", "shared.blocks", True),
         ("services.store", "asyncio", True),
     ],
