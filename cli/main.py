@@ -20,6 +20,7 @@ COMMANDS = {
     "store": "cli.store:store",
     "status": "cli.status:status",
     "trace": "cli.trace:trace",
+    "simulate": "cli.simulate:simulate",
     "trace-stats": "cli.trace_stats:trace_stats_command",
     "doctor": "cli.doctor:doctor",
     "model": "cli.model:model",

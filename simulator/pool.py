@@ -1,0 +1,80 @@
+"""A node's KV pool: blocks in DRAM, what makes way there on SSD, both least recently used first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from simulator.lru import Lru
+
+DRAM, SSD, GONE = 0, 1, 2
+
+
+class Pool:
+    """``changed(block, tier)`` hears of every change: DRAM, SSD, or GONE. Blocks in use (:meth:`hold`) stay in DRAM."""
+
+    def __init__(self, dram: float, ssd: float, changed: Callable[[int, int], None]) -> None:
+        self.dram = Lru(dram)
+        self.ssd = Lru(ssd)
+        self._held: dict[int, int] = {}
+        self._changed = changed
+
+    def match(self, chain: Sequence[int]) -> tuple[int, int]:
+        """(leading blocks that are here, those of them before the first that is on SSD)."""
+        dram, ssd, fast = self.dram, self.ssd, -1
+        for at, block in enumerate(chain):
+            if block in dram:
+                continue
+            if block not in ssd:
+                return at, at if fast < 0 else fast
+            if fast < 0:
+                fast = at
+        return len(chain), len(chain) if fast < 0 else fast
+
+    def hold(self, chain: Sequence[int]) -> None:
+        for block in chain:
+            self._held[block] = self._held.get(block, 0) + 1
+
+    def release(self, chain: Sequence[int]) -> None:
+        for block in chain:
+            left = self._held[block] - 1
+            if left:
+                self._held[block] = left
+            else:
+                del self._held[block]
+
+    def put(self, chain: Sequence[int], fetched: bool = False) -> None:
+        """Now in DRAM and just used, the head of the chain last; a new copy of others' blocks enters in the middle."""
+        for block in reversed(chain):
+            new = self.dram.insert_middle(block) if fetched else self.dram.touch(block)
+            if new:
+                self.ssd.remove(block)
+                self._changed(block, DRAM)
+        self._make_room()
+
+    def clear(self) -> None:
+        """The node died."""
+        for block in [*self.dram, *self.ssd]:
+            self._changed(block, GONE)
+        self.dram.clear()
+        self.ssd.clear()
+        self._held.clear()
+
+    def _make_room(self) -> None:
+        """Where everything is in use, the pool is larger for as long."""
+        tries = len(self.dram)
+        while self.dram.over and tries:
+            block = self.dram.victim()
+            tries -= 1
+            if block in self._held:
+                self.dram.spare(block)
+            else:
+                self._drop(block)
+
+    def _drop(self, block: int) -> None:
+        if not self.ssd.capacity:
+            self._changed(block, GONE)
+            return
+        self.ssd.touch(block)
+        self._changed(block, SSD)
+        if self.ssd.over:
+            self._changed(self.ssd.victim(), GONE)
