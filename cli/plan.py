@@ -83,7 +83,8 @@ class Plan:
 
     def summary(self) -> str:
         """``SmolLM2-135M-Instruct: 1 prefill, 1 decode``."""
-        return f"{self.wiring.served}: {self.settings.prefill} prefill, {self.settings.decode} decode"
+        several = f", {self.settings.conductors} conductors" if self.settings.conductors > 1 else ""
+        return f"{self.wiring.served}: {self.settings.prefill} prefill, {self.settings.decode} decode{several}"
 
     def stores(self) -> Iterator[Spec]:
         """A store agent on each node."""
@@ -109,14 +110,19 @@ class Plan:
             flags |= {"context_length": self.settings.context_length} if self.settings.context_length else {}
             yield self._service(role, name, flags, ENGINES, self._secret)
 
-    def conductor(self) -> Spec:
+    def conductors(self) -> list[Spec]:
+        return [self.conductor(number) for number in range(self.settings.conductors)]
+
+    def conductor(self, number: int = 0) -> Spec:
         own = self.settings
-        flags: Flags = {"id": "conductor-0", "node": "conductor", "host": own.host, "port": self.wiring.port}
+        name = f"conductor-{number}" if own.conductors > 1 else "conductor"
+        flags: Flags = {"id": f"conductor-{number}", "node": name, "host": own.host, "port": self.wiring.port}
+        flags |= {"reuse_port": True} if own.conductors > 1 else {}
         flags |= {"model": self.wiring.folder, "served_model_name": self.wiring.served, "drain_timeout_s": DRAIN}
         chosen: Flags = {"api_keys": own.api_keys, "policy": own.policy}
         chosen |= {"slo_ttft_ms": own.slo_ttft_ms, "slo_tbt_ms": own.slo_tbt_ms}
         flags |= {name: value for name, value in chosen.items() if value}
-        return self._service("conductor", "conductor", flags, CONDUCTOR)
+        return self._service("conductor", name, flags, CONDUCTOR)
 
     def socket(self, node: str) -> str:
         """Abstract: nothing to clean up, and no other mesh on this machine has the same."""
@@ -139,7 +145,7 @@ class Plan:
         argv = [sys.executable, "-P", "-m", f"services.{kind}"]  # -P: never a package of the working folder
         for flag, value in (common | flags).items():
             if not self.wiring.sections.decide(kind, flag):
-                argv += [f"--{flag.replace('_', '-')}", str(value)]
+                argv += [f"--{flag.replace('_', '-')}", *([] if value is True else [str(value)])]
         variables = {**self._base(), **self._own_variables(kind), **self._urls, **(env or {})}
         return Spec(name, argv, stage, variables, GRACE[stage])
 

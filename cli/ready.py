@@ -46,8 +46,11 @@ class Ready:
         """Instances that have not registered yet. Where API keys hide the cluster, ``/ready`` has to do."""
         if self.plan.settings.api_keys:
             return []
-        here = {instance.get("id") for instance in self._api.get("/cluster").get("instances") or []}
-        return [id for _, _, id in self.plan.instances() if id not in here]
+        cluster = self._api.get("/cluster")
+        here = {one.get("id") for one in (*(cluster.get("instances") or []), *(cluster.get("conductors") or []))}
+        number = self.plan.settings.conductors
+        conductors = [f"conductor-{i}" for i in range(number)] if number > 1 else []
+        return [id for id in (*(id for _, _, id in self.plan.instances()), *conductors) if id not in here]
 
     def say(self, seconds: float, as_json: bool) -> None:
         """On stdout: one JSON document, or a few lines with a command to copy."""

@@ -20,6 +20,9 @@ class UpSettings(CommonSettings, frozen=True, kw_only=True):
     ] = ""
     prefill: Annotated[int, Meta(description="Number of prefill instances.", ge=1, le=64)] = 1
     decode: Annotated[int, Meta(description="Number of decode instances.", ge=1, le=64)] = 1
+    conductors: Annotated[
+        int, Meta(description="Number of conductors; they share the port, any of them serves any request.", ge=1, le=16)
+    ] = 1
     host: Annotated[str, Meta(description="Address that serves the HTTP API.")] = "127.0.0.1"
     port: Annotated[int, Meta(description="Port that serves the HTTP API; 0 picks a free one.", ge=0, le=65535)] = 8000
     nats: Annotated[str, Meta(description="URL of a NATS server to use; empty: start one.")] = ""

@@ -122,7 +122,20 @@ def balance(roles: dict[str, Any]) -> str:
     return ", ".join(f"{role} {ratio:.2f}" for role, ratio in known.items()) or "-"
 
 
-TOPICS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+def keeper(about: dict[str, Any]) -> str:
+    """``2 prefixes, 5 copies, by conductor-0``."""
+    who = about.get("conductor")
+    return f"{about.get('chains', 0)} prefixes, {about.get('copies', 0)} copies, by {who}" if who else "nobody's"
+
+
+def conductors(records: list[dict[str, Any]]) -> str:
+    """``conductor-0, conductor-1 (not heard)``."""
+    return ", ".join(cell(one.get("id")) + ("" if one.get("heard") else " (not heard)") for one in records) or "-"
+
+
+TOPICS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "conductors": ("conductors", conductors),
+    "keeper": ("hot prefixes", keeper),
     "index": ("index", index),
     "requests": ("requests", requests),
     "balance": ("busiest / mean", balance),

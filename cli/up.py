@@ -149,7 +149,7 @@ class Up:
             await supervisor.start(spec)
         for url in (plan.wiring.nats, plan.wiring.redis):
             await self._until(partial(_reachable, url), deadline, f"{shown(url)} to answer")
-        for spec in (*plan.stores(), *plan.engines(), plan.conductor()):  # these wait for each other by themselves
+        for spec in (*plan.stores(), *plan.engines(), *plan.conductors()):  # these wait for each other by themselves
             await supervisor.start(spec)
         ready = Ready(plan)
         await self._until(ready.look, deadline, "the mesh to be ready", lambda: ready.reason)

@@ -15,29 +15,16 @@ from typing import Any
 import msgspec
 
 from shared.errors import MALFORMED, ProtocolError, WireError
+from shared.message import AttemptMessage as AttemptMessage
+from shared.message import Message as Message
+from shared.message import Ref as Ref
+from shared.peer_messages import Promise as Promise
+from shared.peer_messages import Promises as Promises
+from shared.peer_messages import Replicas as Replicas
+from shared.peer_messages import ReplicasDone as ReplicasDone
+from shared.peer_messages import Step as Step
 
 PROTOCOL = 1
-
-
-class Ref(msgspec.Struct, frozen=True, gc=False):
-    """A process: ``id`` is a UUID in hex that lives as long as its registration, ``incarnation`` 64 random bits."""
-
-    id: str
-    incarnation: int
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", omit_defaults=True):
-    """Root of all control messages. ``target.incarnation`` 0 means: whoever has that id (only replies use it)."""
-
-    sender: Ref
-    target: Ref
-
-
-class AttemptMessage(Message, frozen=True, kw_only=True):
-    """A message about one attempt. ``request`` is the gateway's unique request id, ``attempt`` counts from 1."""
-
-    request: str
-    attempt: int
 
 
 # -- what describes a request ----------------------------------------------------------------------------
@@ -137,7 +124,7 @@ class LiveList(Message, frozen=True, kw_only=True, tag="live"):
 
     number: int
     attempts: list[tuple[str, int, bool]]
-    acked: list[tuple[str, int]] = []
+    acked: list[tuple[str, int]] = msgspec.field(default_factory=list)
 
 
 class Since(AttemptMessage, frozen=True, kw_only=True, tag="since"):
@@ -309,6 +296,9 @@ AnyMessage = (
     | RefusedReply
     | LiveReply
     | SinceReply
+    | Promises
+    | Replicas
+    | ReplicasDone
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 
@@ -43,17 +43,25 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Reservation:
-    """``blocks`` promised to ``attempt`` (unique, "request.attempt" say) at ``instance`` (an id without '/')."""
+    """``blocks`` and ``work_ms`` of prefill promised to ``attempt`` (unique to its owner) at ``instance`` by ``owner``
+    (ids without '/')."""
 
     attempt: str
     instance: str
     blocks: int
+    work_ms: int = 0
+    owner: str = ""
+
+    @property
+    def field(self) -> str:
+        return f"{self.instance}/{self.owner}/{self.attempt}"
 
 
 @dataclass(frozen=True)
 class Reserved:
     blocks: int
     attempts: int
+    work_ms: int = 0
 
 
 class Metadata:
@@ -160,33 +168,41 @@ class Metadata:
         await self.reserve_all([Reservation(attempt, instance, blocks)], ttl)
 
     async def reserve_all(self, reservations: Iterable[Reservation], ttl: float = RESERVATION_TTL) -> None:
-        await self._reserve(reservations, max(1, int(ttl * 1000)))
+        await self.exchange(reservations, (), ttl)
 
     async def release(self, attempt: str, instance: str) -> None:
         await self.release_all([Reservation(attempt, instance, 0)])
 
     async def release_all(self, reservations: Iterable[Reservation]) -> None:
-        await self._reserve(reservations, 0)
+        await self.exchange((), reservations)
 
-    async def _reserve(self, reservations: Iterable[Reservation], ttl: int) -> None:
-        args: list[Argument] = [ttl]
-        for entry in reservations:
-            args += [f"{entry.instance}/{entry.attempt}", entry.blocks]
-        if len(args) > 1:
+    async def exchange(
+        self, made: Iterable[Reservation], released: Iterable[Reservation], ttl: float = RESERVATION_TTL
+    ) -> None:
+        """Make or renew reservations and release others, in one call."""
+        gone = [entry.field for entry in released]
+        args: list[Argument] = [max(1, int(ttl * 1000)), len(gone), *gone]
+        for entry in made:
+            args += [entry.field, f"{entry.blocks} {entry.work_ms}"]
+        if len(args) > 2:
             await self._link.run(load("reserve"), self._keys.reserved, args)
 
-    async def sums(self) -> dict[str, Reserved]:
-        """Instance -> what is reserved there now, by all conductors."""
-        flat = await self._link.run(load("reserved"), self._keys.reserved, [])
-        triples = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
-        return {instance.decode(): Reserved(blocks, attempts) for instance, blocks, attempts in triples}
+    async def sums(self, besides: Collection[str] = ()) -> dict[str, Reserved]:
+        """Instance -> what is reserved there now, by all conductors ``besides`` these."""
+        flat = await self._link.run(load("reserved"), self._keys.reserved, list(besides))
+        rows = zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True)
+        return {instance.decode(): Reserved(blocks, attempts, work) for instance, blocks, attempts, work in rows}
 
     # -- roles that one process at a time plays ---------------------------------------------------------------
 
     async def hold_lease(self, name: str, owner: str, ttl: float) -> bool:
         """Take or renew the lease ``name``; False while somebody else has it."""
-        key = self._keys.lease(name)
-        return bool(await self._link.run(load("hold_lease"), [key], [owner, int(ttl * 1000)]))
+        return await self.lease_holder(name, owner, ttl) == owner
+
+    async def lease_holder(self, name: str, owner: str, ttl: float) -> str:
+        """Take or renew the lease ``name``, unless somebody else has it; who has it then."""
+        holder: bytes = await self._link.run(load("hold_lease"), [self._keys.lease(name)], [owner, int(ttl * 1000)])
+        return holder.decode()
 
 
 def _decoded(kind: type[R], found: list[bytes], now: float) -> tuple[list[R], dict[str, float]]:

@@ -180,4 +180,4 @@ def _listen(settings: ConductorSettings) -> Listen:
     deadlines = Deadlines(
         settings.head_timeout_s, settings.body_timeout_s, settings.stall_timeout_s, settings.idle_timeout_s
     )
-    return Listen(settings.host, settings.port, deadlines)
+    return Listen(settings.host, settings.port, deadlines, settings.reuse_port)

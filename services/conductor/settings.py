@@ -12,6 +12,10 @@ from services.conductor.dispatch.settings import DispatchSettings, Seconds
 class ConductorSettings(DispatchSettings, frozen=True, kw_only=True):
     host: Annotated[str, Meta(description="Address that serves the API.")] = "127.0.0.1"
     port: Annotated[int, Meta(description="Port that serves the API; 0 picks a free one.", ge=0, le=65535)] = 8000
+    reuse_port: Annotated[
+        bool,
+        Meta(description="Other conductors of this machine may serve the same port: the kernel spreads connections."),
+    ] = False
     id: Annotated[
         str, Meta(description="Identity in the mesh; empty makes one.", pattern=r"^[A-Za-z0-9_-]{0,64}\Z")
     ] = ""

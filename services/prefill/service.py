@@ -6,6 +6,7 @@ import asyncio
 
 from services.prefill.job import PrefillJob
 from services.prefill.queue import PrefillQueue
+from services.prefill.replicas import ReplicaKeeper
 from services.prefill.settings import PrefillSettings
 from services.prefill.turns import Turns
 from shared.bus import Bus
@@ -17,7 +18,7 @@ from shared.instance.instance import Instance, key_of
 from shared.instance.job import Prompt
 from shared.instance.pool import PoolView
 from shared.latency import PrefillModel
-from shared.messages import Accepted, AnyMessage, Load, Need, Ref, Submit, Usage
+from shared.messages import Accepted, AnyMessage, Load, Need, Ref, Replicas, Submit, Usage
 from shared.telemetry import counter, exemplar, histogram
 
 
@@ -40,6 +41,7 @@ class Prefill(Instance[PrefillJob]):
         self.engine, self.compute, self.settings = engine, compute, settings
         self.queue = PrefillQueue(model)
         self.turns = Turns(self.queue)
+        self.replicas = ReplicaKeeper(ref, lambda: self.store, settings.fetch_timeout_s)
         self.fetching = asyncio.Semaphore(settings.fetches)
         self._waited = histogram("prefill_queue_seconds", "From submit to the first chunk.")
         self._took = histogram("prefill_seconds", "From the first chunk to the first token.")
@@ -60,6 +62,8 @@ class Prefill(Instance[PrefillJob]):
             return self._submit(message)
         if isinstance(message, Need):
             return self._need(message)
+        if isinstance(message, Replicas):
+            return await self.replicas.carry_out(message)
         raise ProtocolError(f"a prefill instance takes no {type(message).__name__}")
 
     def _submit(self, message: Submit) -> Accepted:

@@ -247,6 +247,13 @@ class ChangeReplica(Request, frozen=True, tag="change_replica"):
     timeout: float
 
 
+class LetGo(Request, frozen=True, tag="let_go"):
+    """-> list[bool]: was this agent's copy dropped? Only where ``keep`` copies at others are left."""
+
+    keys: bytes
+    keep: int
+
+
 class Pin(Request, frozen=True, tag="pin"):
     """-> list[Outcome]: is it pinned? ``ttl`` in seconds; infinite: until it is unpinned."""
 
@@ -294,6 +301,7 @@ AnyRequest = (
     | Stream
     | Remove
     | ChangeReplica
+    | LetGo
     | Pin
     | Unpin
     | GiveUp

@@ -96,6 +96,13 @@ class ObjectCalls(ABC):
         )
         return [Replicas(tuple(c.agents), copies, None if c.error is None else _error(c.error)) for c in answer]
 
+    async def let_go(self, keys: Sequence[bytes], keep: int) -> list[bool]:
+        """Drop this node's copies, where ``keep`` (1 or more) of other agents that live are left and no hard pin keeps
+        ours; True where it was dropped. Raises Unavailable where nobody can say how many there are."""
+        packed = b"".join(keys)
+        answer: list[bool] = await self._session.ask(lambda id: wire.LetGo(id, packed, keep), list[bool])
+        return answer
+
 
 def _error(wire_error: WireError) -> MooncakeError:
     return MooncakeError.from_wire(wire_error)

@@ -39,6 +39,7 @@ class ObjectService:
             wire.Put: self._put,
             wire.Remove: lambda c, r: self._removal.remove(c.slab, keys_of(r.keys), bounded(r.timeout)),
             wire.ChangeReplica: self._change_replica,
+            wire.LetGo: self._let_go,
             wire.Pin: self._pin,
             wire.Unpin: lambda c, r: c.slab.unpin(keys_of(r.keys), r.owner),
         }
@@ -75,6 +76,11 @@ class ObjectService:
             raise InvalidInput(f"{r.copies} copies; 1 to {MOST} are possible (remove takes all away)", field="copies")
         found = await self._replicas.change(connection.slab, keys_of(r.keys), r.copies, bounded(r.timeout))
         return [wire.Copies(c.agents, None if c.error is None else c.error.to_wire()) for c in found]
+
+    async def _let_go(self, connection: Connection, r: wire.LetGo) -> list[bool]:
+        if not 1 <= r.keep <= MOST:
+            raise InvalidInput(f"{r.keep} copies to be left; 1 to {MOST} are possible", field="keep")
+        return await self._replicas.drop(connection.slab, keys_of(r.keys), r.keep)
 
     async def _pin(self, c: Connection, r: wire.Pin) -> list[wire.Outcome]:
         keys = keys_of(r.keys)

@@ -277,6 +277,14 @@ class KVStore(Protocol):
 
 
 @runtime_checkable
+class LettingGo(Protocol):
+    """A store whose copies of blocks are counted over all nodes."""
+
+    async def let_go(self, keys: Sequence[bytes], keep: int) -> list[bool]:
+        """Drop this node's copies where ``keep`` others are left; True where it was dropped."""
+
+
+@runtime_checkable
 class Aborting(Protocol):
     """A store that tells when a request has to give way to an older one, or to growth."""
 

@@ -138,8 +138,10 @@ def _environment_is_what_it_should_be(up: Mesh) -> None:
 
 
 def test_stores_talk_over_tls_and_nothing_survives_kill_nine_of_up(tiny: Path, tmp_path: Path) -> None:
-    """Prompts travel from node to node over it; who has no certificate is not let in, and no key is left."""
-    with mesh(tiny, tmp_path / "log", "--transport", "tcp", "--data-tls") as up:
+    """Prompts travel from node to node over it; who has no certificate is not let in, and no key is left. Two
+    conductors serve the port."""
+    with mesh(tiny, tmp_path / "log", "--transport", "tcp", "--data-tls", "--conductors", "2") as up:
+        _any_conductor_serves_any_request(up)
         assert up.say(WORDS).completion_tokens > 0 and up.say(WORDS).cached_tokens >= 32
         names = ("data_tls_cert", "data_tls_key", "data_tls_ca")
         files = [word for name in names for word in ("--" + name.replace("_", "-"), up.ready[name])]
@@ -150,6 +152,19 @@ def test_stores_talk_over_tls_and_nothing_survives_kill_nine_of_up(tiny: Path, t
         up.process.wait(100)
         assert eventually(lambda: not up.left()), up.left()
         assert not any(os.path.exists(up.ready[name]) for name in names)
+
+
+def _any_conductor_serves_any_request(up: Mesh) -> None:
+    """Every call opens a connection, and the kernel chooses whose it is."""
+    cluster = up.api.get("/cluster")
+    assert sorted(one["id"] for one in cluster["conductors"]) == ["conductor-0", "conductor-1"]
+    asked: set[str] = set()
+
+    def both_asked() -> bool:
+        asked.add(up.api.get("/cluster")["conductor"]["id"])
+        return len(asked) == 2
+
+    assert eventually(both_asked)
 
 
 def _verified(up: Mesh, *flags: str) -> Any:

@@ -52,6 +52,16 @@ def test_a_node_has_an_engine_and_an_agent_on_one_socket() -> None:
     assert len(set(sockets)) == 4 and all(name.startswith("@mooncake-abcd-") for name in sockets)
 
 
+def test_several_conductors_share_the_port() -> None:
+    one, *more = plan(conductors=1).conductors()
+    assert not more and one.name == "conductor" and not understood(one).reuse_port
+    two = plan(conductors=2).conductors()
+    assert [spec.name for spec in two] == ["conductor-0", "conductor-1"]
+    assert all((understood(spec).port, understood(spec).reuse_port) == (18000, True) for spec in two)
+    assert len({understood(spec).id for spec in two}) == 2
+    assert "2 conductors" in plan(conductors=2).summary()
+
+
 def test_services_understand_what_they_are_given() -> None:
     made = plan(
         mesh="lab",

@@ -15,7 +15,7 @@ from services.conductor.dispatch import DispatchSettings, MeshDispatcher
 from shared.embedded import RedisServer
 from shared.memory_bus import MemoryBus
 from shared.messages import Ref
-from shared.metadata import Metadata
+from shared.metadata import Metadata, Reservation
 from shared.records import AgentRecord, ConductorRecord
 from tests.dispatch.fakes import Fake, FakeDecode, FakePrefill
 from tests.dispatch.world import generation
@@ -114,7 +114,7 @@ async def test_who_deregisters_and_falls_silent_is_gone(setup: Setup) -> None:
     assert setup.dispatcher.readiness().reasons == ["no_decode"]
 
 
-async def test_conductors_tell_each_other_what_is_about_to_decode(setup: Setup) -> None:
+async def test_a_conductor_that_nobody_hears_counts_by_its_reservations(setup: Setup) -> None:
     await until(lambda: setup.dispatcher.readiness().ready)
     for name in ("conductor", "other"):
         await setup.metadata.register(ConductorRecord(ref=Ref(name, 1), node="n", url="u"), ttl=600)
@@ -122,13 +122,16 @@ async def test_conductors_tell_each_other_what_is_about_to_decode(setup: Setup) 
     stream = setup.dispatcher.generate(generation("r1"))
     first = asyncio.ensure_future(anext(stream))
     await until_async(lambda: reserved(setup.metadata, 1))
-    await setup.metadata.reserve("elsewhere.1", "d0", 7)
-    await until(lambda: setup.dispatcher.mesh.ledger.decodes.seats["d0"].coming == 1)
-    assert setup.dispatcher.mesh.ledger.decodes.seats["d0"].coming_blocks == 7
+    theirs = [Reservation("7", "d0", 7, owner="other"), Reservation("7", "p0", 0, 1500, "other")]
+    await setup.metadata.reserve_all(theirs)
+    ledger = setup.dispatcher.mesh.ledger
+    await until(lambda: ledger.decodes.seats["d0"].coming == 1)
+    assert ledger.decodes.seats["d0"].coming_blocks == 7 and ledger.prefills.seats["p0"].coming == 1.5
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     await until_async(lambda: reserved(setup.metadata, 1))  # the other's only
-    await until_async(lambda: reserved(setup.metadata, 0))
+    await until_async(lambda: reserved(setup.metadata, 0))  # nobody renews them
+    await until(lambda: not ledger.decodes.seats["d0"].coming and not ledger.prefills.seats["p0"].coming)
 
 
 async def test_a_loop_that_swallows_a_cancellation_ends_too(setup: Setup) -> None:

@@ -62,9 +62,19 @@ def test_every_message_is_tagged_documented_and_round_trips(kind: type[Message])
     assert decode(encode(message)) == message
 
 
+WITHOUT_ATTEMPT = (
+    messages.LiveList,
+    messages.LiveReply,
+    messages.TokenBatch,
+    messages.Promises,
+    messages.Replicas,
+    messages.ReplicasDone,
+)
+
+
 def test_messages_about_an_attempt_name_request_attempt_and_both_incarnations() -> None:
     for kind in get_args(AnyMessage):
-        if kind not in (messages.LiveList, messages.LiveReply, messages.TokenBatch):
+        if kind not in WITHOUT_ATTEMPT:
             assert issubclass(kind, messages.AttemptMessage), kind
         assert {"sender", "target"} <= set(kind.__struct_fields__)
 

@@ -6,20 +6,23 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncGenerator, Iterable
+from functools import partial
 from typing import Any
 
 from services.conductor.dispatch import events, metrics, picture
 from services.conductor.dispatch.backlog import Backlog
 from services.conductor.dispatch.heartbeat import Heartbeat
+from services.conductor.dispatch.keeper import HotKeeper
 from services.conductor.dispatch.lists import LiveLists
 from services.conductor.dispatch.matching import AgentTable, Matcher, NoIndex
-from services.conductor.dispatch.mesh import Mesh
+from services.conductor.dispatch.mesh import Mesh, spawn_in
 from services.conductor.dispatch.placing import Placer
 from services.conductor.dispatch.rejected import late
 from services.conductor.dispatch.roster import Change, Roster, State
 from services.conductor.dispatch.run import Run
 from services.conductor.dispatch.schedule_spans import refused_early
 from services.conductor.dispatch.settings import DispatchSettings
+from services.conductor.dispatch.sharing import Sharing
 from services.conductor.dispatch.telling import Teller
 from services.conductor.dispatch.watch import Watch
 from services.conductor.generation import Generation, Readiness, Token
@@ -28,9 +31,9 @@ from shared.blocks import Namespace
 from shared.bus import Bus
 from shared.errors import BusDown, Contended, Draining, InternalError, MooncakeError, StaleIncarnation, Unavailable
 from shared.latency import DecodeModel, PrefillModel
-from shared.messages import AnyMessage, AttemptMessage, Gone, Load, Ref, TokenBatch
+from shared.messages import AnyMessage, AttemptMessage, Gone, Load, Promises, Ref, TokenBatch
 from shared.metadata import Metadata
-from shared.records import DECODE, PREFILL, AgentRecord, InstanceRecord
+from shared.records import DECODE, PREFILL, AgentRecord, ConductorRecord, InstanceRecord
 from shared.tasks import end
 from shared.telemetry import held_gauge, log
 
@@ -67,14 +70,19 @@ class MeshDispatcher:
         ledger, scheduler = Ledger(settings.link_rate), Scheduler(policy(settings.policy, options))
         placer = Placer(scheduler, ledger, self.roster, self.agents, matcher or NoIndex(), settings.expected_output)
         teller = Teller(bus, settings.ask_timeout_s, settings.ask_patience_s, self._no_responders)
-        self.mesh = Mesh(me, bus, settings, self.roster, LiveLists(), ledger, placer, teller)
+        tasks: set[asyncio.Task[Any]] = set()
+        spawn = partial(spawn_in, tasks)
+        self.keeper = HotKeeper(me, bus, settings, self.roster, ledger, self.agents, placer.matcher, spawn)
+        self.sharing = Sharing(me, bus, ledger, spawn, self.keeper.asked)
+        self.mesh = Mesh(me, bus, settings, self.roster, LiveLists(), ledger, placer, teller, self.sharing, tasks=tasks)
         self._heartbeat = Heartbeat(self.mesh, self.apply, self._not_held)
         self._backlog = Backlog()
-        self._watch = Watch(self, metadata) if metadata else None
+        self._metadata = metadata
         self._loops: list[asyncio.Task[None]] = []
         self._idle = asyncio.Event()
         self._draining = False
         self._metadata_up = True
+        self.conductors: list[ConductorRecord] = []
         self._held = held_gauge("attempts")
         self._listed = held_gauge("listed_attempts")
         self._booked = held_gauge("reservations")
@@ -87,8 +95,9 @@ class MeshDispatcher:
         await self.mesh.bus.serve(self.mesh.me.id, self._receive)
         loop = asyncio.get_running_loop()
         self._loops = [loop.create_task(self._heartbeat.run()), loop.create_task(self._backlog.watch())]
-        if self._watch:
-            self._loops += [loop.create_task(self._watch.run()), loop.create_task(self._watch.share())]
+        self._loops += [loop.create_task(one.run(self._metadata)) for one in (self.sharing, self.keeper)]
+        if self._metadata:
+            self._loops.append(loop.create_task(Watch(self, self._metadata).run()))
 
     async def close(self, drain: float = 0.0) -> None:
         """Take no new work, let running requests end for up to ``drain`` seconds, then cancel the rest."""
@@ -202,7 +211,7 @@ class MeshDispatcher:
         self._booked.set(len(self.mesh.ledger.open_bookings))
 
     def cluster(self) -> dict[str, Any]:
-        return picture.cluster(self.mesh, self.agents, self.readiness())
+        return picture.cluster(self.mesh, self.agents, self.conductors, self.keeper.summary(), self.readiness())
 
     # -- what the bus brings ---------------------------------------------------------------------------
 
@@ -219,6 +228,8 @@ class MeshDispatcher:
                     run.arrived(events.Arrived(entry.attempt, message.sender, entry.output, entry.usage))
                 else:
                     metrics.STALE.inc()
+        elif isinstance(message, Promises):
+            self.sharing.receive(message)
         elif isinstance(message, Gone):
             error = MooncakeError.from_wire(message.error)
             self._tell(message.request, events.GivenUp(message.attempt, message.sender, error))
@@ -271,6 +282,10 @@ class MeshDispatcher:
             self.remove_agent(id)
         for record in records:
             self.put_agent(record)
+
+    def replace_conductors(self, records: list[ConductorRecord]) -> None:
+        self.conductors = records
+        self.sharing.living(record.ref for record in records)
 
     def _put_source(self, agent: str) -> None:
         record = self.agents.records.get(agent)

@@ -94,7 +94,7 @@ class Heartbeat:
         self._apply(mesh.roster.heard(ref, reply.load, now))
         if was_open != member.open:
             mesh.ledger.set_open(ref.id, member.open)
-        mesh.ledger.report(ref.id, reply.load, now)
+        mesh.reported(ref.id, reply.load, now)
         for request, _ in mesh.lists.answered(ref, reply.number):
             if run := mesh.runs.get(request):
                 run.settle(ref)

@@ -12,10 +12,11 @@ from services.conductor.dispatch.lists import LiveLists
 from services.conductor.dispatch.placing import Placer
 from services.conductor.dispatch.roster import Roster
 from services.conductor.dispatch.settings import DispatchSettings
+from services.conductor.dispatch.sharing import Sharing
 from services.conductor.dispatch.telling import Teller
 from services.conductor.scheduling import Ledger
 from shared.bus import Bus
-from shared.messages import Ref
+from shared.messages import Load, Ref
 
 if TYPE_CHECKING:
     from services.conductor.dispatch.run import Run
@@ -47,22 +48,24 @@ class Mesh:
     ledger: Ledger
     placer: Placer
     teller: Teller
+    sharing: Sharing
     counts: Counts = field(default_factory=Counts)
     runs: dict[str, Run] = field(default_factory=dict)
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
-    def pending(self) -> list[tuple[str, int, str, int]]:
-        """(request, attempt, decode instance, blocks) of attempts whose first token has not come."""
-        efforts = [(id, run.effort) for id, run in self.runs.items()]
-        return [
-            (id, effort.attempt.number, effort.placement.decode.id, effort.placement.ask.total_blocks)
-            for id, effort in efforts
-            if effort and effort.first is None
-        ]
+    def reported(self, id: str, load: Load, now: float) -> None:
+        """An instance says how loaded it is: others' attempts that it had accepted before are in that."""
+        self.ledger.report(id, load, now)
+        self.sharing.others.reported(id)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A short task that outlives the request; all of them are ended by the dispatcher."""
-        task = asyncio.get_running_loop().create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-        return task
+        return spawn_in(self.tasks, work)
+
+
+def spawn_in(tasks: set[asyncio.Task[Any]], work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """A task that is in ``tasks`` until it ends."""
+    task = asyncio.get_running_loop().create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task

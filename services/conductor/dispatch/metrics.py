@@ -26,6 +26,12 @@ INDEX_LAG = gauge("conductor_index_lag_seconds", "Since the block index was last
 INDEX_SYNCED = gauge("conductor_index_synced", "1 while the mirror of the block index is whole.")
 INSTANCES = gauge("conductor_instances", "Registered instances by role and state.", ["role", "state"])
 RUNNING = gauge("conductor_running_requests", "Accepted requests that have not ended.")
+HOT_KEEPER = gauge("conductor_hot_keeper", "1 while this conductor keeps the copies of hot prefixes.")
+HOT_CHAINS = gauge("conductor_hot_prefixes", "Prefixes of which this conductor keeps several copies.")
+HOT_BLOCKS = counter("conductor_hot_blocks", "Blocks of hot prefixes, by what became of the order.", ["outcome"])
+HOT_BYTES = counter("conductor_hot_bytes", "Bytes copied to keep hot prefixes.")
+CONDUCTORS = gauge("conductor_conductors", "Registered conductors, this one among them.")
+OTHERS = gauge("conductor_others_promises", "Attempts of other conductors that are counted here.")
 STALE = counter("conductor_stale_messages", "Messages dropped: another incarnation, or a request that is over.")
 
 REASONS = frozenset(

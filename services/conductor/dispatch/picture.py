@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -11,20 +11,28 @@ from services.conductor.dispatch.matching import AgentTable
 from services.conductor.dispatch.mesh import Mesh
 from services.conductor.dispatch.roster import Member
 from services.conductor.generation import Readiness
-from shared.records import DECODE, PREFILL, AgentRecord
+from shared.records import DECODE, PREFILL, AgentRecord, ConductorRecord
 
 
-def cluster(mesh: Mesh, agents: AgentTable, readiness: Readiness) -> dict[str, Any]:
+def cluster(
+    mesh: Mesh,
+    agents: AgentTable,
+    conductors: Iterable[ConductorRecord],
+    keeper: Mapping[str, Any],
+    readiness: Readiness,
+) -> dict[str, Any]:
     members = list(mesh.roster.members.values())
     counts = mesh.counts
     return {
         "conductor": {"id": mesh.me.id, "incarnation": f"{mesh.me.incarnation:016x}"},
+        "conductors": [conductor(mesh, record) for record in conductors],
         "ready": readiness.ready,
         "reasons": readiness.reasons,
         "degraded": readiness.degraded,
         "policy": mesh.settings.policy,
         "instances": [instance(mesh, member) for member in members],
         "agents": [agent(record) for record in agents.records.values()],
+        "keeper": dict(keeper),
         "index": dict(mesh.placer.matcher.summary()),
         "requests": {
             "running": len(mesh.runs),
@@ -36,6 +44,19 @@ def cluster(mesh: Mesh, agents: AgentTable, readiness: Readiness) -> dict[str, A
             "cancelled": counts.cancelled,
         },
         "balance": {role: balance(mesh, members, role) for role in (PREFILL, DECODE)},
+    }
+
+
+def conductor(mesh: Mesh, record: ConductorRecord) -> dict[str, Any]:
+    """``promises``: attempts that this conductor counts for it; ``heard``: over the bus, of late."""
+    return {
+        "id": record.ref.id,
+        "incarnation": f"{record.ref.incarnation:016x}",
+        "node": record.node,
+        "url": record.url,
+        "pid": record.pid,
+        "heard": record.ref == mesh.me or record.ref in mesh.sharing.others.promises,
+        "promises": mesh.sharing.promises(record.ref),
     }
 
 

@@ -278,7 +278,7 @@ class Run:
 
         event = await self._mesh.teller.ask(side, ref, make)
         if isinstance(event, events.Took) and event.load:
-            self._mesh.ledger.report(ref.id, event.load, self._loop.time())
+            self._mesh.reported(ref.id, event.load, self._loop.time())
             self.settle(ref)
         self.inbox.put(event)
 

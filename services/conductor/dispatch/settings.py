@@ -25,6 +25,17 @@ class DispatchSettings(CommonSettings, frozen=True, kw_only=True):
     link_rate: Annotated[
         float, Meta(description="Bytes per second assumed of a link that nobody has measured yet.", gt=0)
     ] = 1e9
+    hot_rate: Annotated[
+        float,
+        Meta(description="Requests a second of one prefix for which a copy of its own is kept; 0: no copies.", ge=0),
+    ] = 1.0
+    hot_copies: Annotated[int, Meta(description="Copies of a hot prefix that are kept at most.", ge=1, le=64)] = 8
+    hot_bytes_per_s: Annotated[
+        int, Meta(description="Bytes per second that are copied at most to keep hot prefixes.", ge=1)
+    ] = 256 << 20
+    hot_cool_s: Annotated[
+        Seconds, Meta(description="Copies of a prefix that has cooled down are dropped after so long.")
+    ] = 30.0
     max_attempts: Annotated[int, Meta(description="Attempts at a request before it fails.", ge=1, le=100)] = 5
     ask_timeout_s: Annotated[Seconds, Meta(description="Wait for an answer of an instance before asking again.")] = 1.0
     ask_patience_s: Annotated[Seconds, Meta(description="Unanswered for so long counts as a refusal.")] = 10.0

@@ -22,6 +22,7 @@ class Listen:
     host: str
     port: int
     deadlines: Deadlines
+    reuse_port: bool = False
 
 
 class GatewayServer:
@@ -37,7 +38,8 @@ class GatewayServer:
         self._runner = web.ServerRunner(Server(self._gateway.handle, self._listen.deadlines), shutdown_timeout=0.5)
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, self._listen.host, self.port, backlog=BACKLOG).start()
+            shared = self._listen.reuse_port or None
+            await web.TCPSite(self._runner, self._listen.host, self.port, backlog=BACKLOG, reuse_port=shared).start()
         except OSError as e:
             await self._runner.cleanup()
             where = f"{self._listen.host}:{self.port}"

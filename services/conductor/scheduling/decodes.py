@@ -27,9 +27,11 @@ class Reported:
 class DecodeSeat:
     """``running``, ``kv_tokens``: of requests that are not ours. ``unsettled``: booking -> blocks that no report of
     the instance covers yet; ``settled``: those that its reports count.
+    ``echoes``: booking -> blocks kept free for what others may be placing at the same moment.
     ``room``: blocks, as reported; ``most``: the most ever reported, that of an empty instance.
-    ``coming``: requests that other conductors have placed there and that do not decode yet, with ``coming_blocks`` in
-    all. ``published``: the instance's own model, which ``correction`` scales by what really happened.
+    ``coming``: requests that conductors who are not heard have placed there and that do not decode yet, with
+    ``coming_blocks`` in all. ``published``: the instance's own model, which ``correction`` scales by what really
+    happened.
     """
 
     id: str
@@ -45,6 +47,7 @@ class DecodeSeat:
     assigned: int = 0
     unsettled: dict[int, int] = field(default_factory=dict)
     settled: dict[int, int] = field(default_factory=dict)
+    echoes: dict[int, int] = field(default_factory=dict)
     coming: int = 0
     coming_blocks: int = 0
     last: Reported | None = None
@@ -154,8 +157,10 @@ class Decodes:
         self._refresh(seat)
 
     def others(self, id: str, requests: int, blocks: int) -> None:
-        """What other conductors have placed there that no report counts as running."""
+        """What conductors who are not heard have placed there that no report counts as running."""
         seat = self.seats[id]
+        if (seat.coming, seat.coming_blocks) == (requests, blocks):
+            return
         self._coming += blocks - seat.coming_blocks
         seat.coming, seat.coming_blocks = requests, blocks
         self._refresh(seat)
@@ -182,12 +187,27 @@ class Decodes:
             self.live.leaves[at] += now - self.live.joins[at]
             self.live.joins[at], self.live.joined[at] = now, True
 
-    def end(self, booking: int, id: str) -> None:
+    def echo(self, booking: int, id: str, blocks: int) -> None:
+        """Other conductors, who cannot have heard of the booking yet, may be placing as much there: it is kept free
+        until ``unecho``."""
+        seat = self.seats[id]
+        seat.echoes[booking] = blocks
+        self._refresh(seat)
+
+    def unecho(self, booking: int, id: str) -> None:
+        seat = self.seats.get(id)
+        if seat and seat.echoes.pop(booking, None) is not None:
+            self._refresh(seat)
+
+    def end(self, booking: int, id: str, gives_back: bool = True) -> None:
+        self.unecho(booking, id)
         if self.live.remove(booking):
             seat = self.seats[id]
             seat.assigned -= 1
             seat.unsettled.pop(booking, None)
-            self._give_back(seat, seat.settled.pop(booking, 0))
+            held = seat.settled.pop(booking, 0)
+            if gives_back:
+                self._give_back(seat, held)
             self._refresh(seat)
 
     @staticmethod
@@ -222,7 +242,7 @@ class Decodes:
         self._base[row], self._per_sequence[row], self._per_token[row] = model.base, model.per_sequence, model.per_token
         self._most[row] = seat.most or UNLIMITED
         self._running[row], self._kv_tokens[row] = seat.running + seat.coming, seat.kv_tokens
-        self._room[row] = seat.room - sum(seat.unsettled.values())
+        self._room[row] = seat.room - sum(seat.unsettled.values()) - sum(seat.echoes.values())
         self._total[row], self._turn[row] = seat.total, seat.turn
         self._assigned[row], self._coming_blocks[row] = seat.assigned + seat.coming, seat.coming_blocks
 

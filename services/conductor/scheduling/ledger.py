@@ -6,7 +6,7 @@ Everything added by :meth:`Ledger.book` is gone after :meth:`Booking.end`, whate
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from services.conductor.scheduling.agents import ALL_DRAM, Agents
 from services.conductor.scheduling.decision import Decision
@@ -16,54 +16,72 @@ from services.conductor.scheduling.optimistic import Optimistic
 from services.conductor.scheduling.prefills import NOTHING_BELOW, Prefills
 from services.conductor.scheduling.views import Ask, View
 from shared.latency import DecodeModel, PrefillModel
-from shared.messages import Load
+from shared.messages import Load, Promise, Step
 
 LINGER_S = 1.0
 """How long blocks that were just computed are taken for present: longer than the index takes to hear of them."""
 
 
-class Booking:
-    """One placed attempt. Its calls are idempotent and in any order; ``end`` is the owner's duty."""
+Told = Callable[[Promise, Step], None]
 
-    def __init__(self, ledger: Ledger, number: int, decision: Decision, keys: bytes) -> None:
+
+class Booking:
+    """One placed attempt, of this conductor or of another one. Its calls are idempotent and in any order; ``end`` is
+    the owner's duty. ``told``: called with every step that is taken. ``foreign``: of its end we hear late, perhaps
+    after a report that has it already."""
+
+    def __init__(
+        self, ledger: Ledger, number: int, promise: Promise, told: Told | None = None, foreign: bool = False
+    ) -> None:
         self._ledger = ledger
         self._number = number
-        self._keys = keys
-        self.decision = decision
-        self._prefilling = self._open = True
+        self._foreign = foreign
+        self._told = told
+        self.promise = promise
+        self.steps = Step(0)
 
     def settle_prefill(self) -> None:
         """The prefill instance's load reports cover this attempt from now on."""
-        self._ledger.prefills.settle(self._number, self.decision.prefill)
+        if self._take(Step.AT_PREFILL):
+            self._ledger.prefills.settle(self._number, self.promise.prefill)
 
     def settle_decode(self) -> None:
         """The decode instance's room reports cover this attempt from now on."""
-        self._ledger.decodes.settle(self._number, self.decision.decode)
+        if self._take(Step.AT_DECODE):
+            self._ledger.decodes.settle(self._number, self.promise.decode)
 
     def prefilled(self, now: float) -> None:
         """Its first token came: the blocks are committed, and the index speaks for them within moments."""
-        if self._prefilling and self._open:
+        if self._take(Step.PREFILLED):
             self._ledger.decodes.join(self._number, now)
-        self._end_prefill(now)
+            self._end_prefill(now)
 
     def end(self) -> None:
-        self._end_prefill()
-        if self._open:
-            self._open = False
-            self._ledger.decodes.end(self._number, self.decision.decode)
+        before = self.steps
+        if self._take(Step.OVER):
+            if Step.PREFILLED not in before:
+                self._end_prefill()
+            self._ledger.decodes.end(self._number, self.promise.decode, gives_back=not self._foreign)
             self._ledger.open_bookings.discard(self._number)
 
+    def _take(self, step: Step) -> bool:
+        """False where there is nothing to do."""
+        if Step.OVER in self.steps or step in self.steps:
+            return False
+        self.steps |= step
+        if self._told:
+            self._told(self.promise, step)
+        return True
+
     def _end_prefill(self, first_token: float | None = None) -> None:
-        if self._prefilling:
-            self._prefilling = False
-            ledger, decision = self._ledger, self.decision
-            ledger.prefills.end(self._number, decision.prefill)
-            if first_token is None or decision.prefill not in ledger.prefills.seats:
-                ledger.optimistic.remove(decision.prefill, self._keys)
-            else:
-                ledger.linger(decision.prefill, self._keys, first_token)
-            if decision.fetch_blocks:
-                ledger.agents.end(self._number, decision.sources[0][0])
+        ledger, promise = self._ledger, self.promise
+        ledger.prefills.end(self._number, promise.prefill)
+        if first_token is None or promise.prefill not in ledger.prefills.seats:
+            ledger.optimistic.remove(promise.prefill, promise.keys)
+        else:
+            ledger.linger(promise.prefill, promise.keys, first_token)
+        if promise.source:
+            ledger.agents.end(self._number, promise.source)
 
 
 class Ledger:
@@ -76,6 +94,10 @@ class Ledger:
         self.optimistic = Optimistic()
         self.open_bookings: set[int] = set()
         self.lingering: deque[tuple[float, str, bytes]] = deque()  # (until, prefill instance, keys)
+        self.told: Told | None = None
+        """Who hears of the promises made here, and of every step that is taken of one."""
+        self.others = 0
+        """Conductors beside this one: what one places unheard, the others may be placing too, at the same moment."""
         self._numbers = 0
 
     # -- the fleet -------------------------------------------------------------------------------------
@@ -150,18 +172,50 @@ class Ledger:
         )
 
     def book(self, decision: Decision, ask: Ask, keys: bytes, now: float) -> Booking:
-        """The decision is carried out: count it until the booking ends."""
+        """The decision is carried out: count it until the booking ends, and tell others of it."""
+        promise = promise_of(self._numbers + 1, decision, ask, keys)
+        if self.told:
+            self.told(promise, Step(0))
+        booking = self._take(promise, now, self.told, foreign=False)
+        if self.others:
+            self.decodes.echo(promise.number, promise.decode, self.others * promise.blocks)
+        return booking
+
+    def heard(self, promise: Promise) -> None:
+        """The other conductors have surely heard of a promise made here."""
+        self.decodes.unecho(promise.number, promise.decode)
+
+    def take(self, promise: Promise, now: float) -> Booking:
+        """Another conductor's promise: count it until the booking ends. Its instances are known here."""
+        return self._take(promise, now, None, foreign=True)
+
+    def _take(self, promise: Promise, now: float, told: Told | None, foreign: bool) -> Booking:
         self._numbers += 1
-        number, ready = self._numbers, now + decision.ttft
-        fetched_at = now + decision.transfer if decision.fetch_blocks else 0.0
-        work = max(decision.compute, decision.ttft - decision.queue)
-        self.prefills.book(number, decision.prefill, work, fetched_at)
-        leaves = ready + ask.expected_output * decision.tbt
-        tokens = ask.tokens + ask.expected_output / 2
-        self.decodes.book(number, decision.decode, ask.total_blocks, ready, leaves, tokens)
-        if decision.fetch_blocks:
-            size = float(decision.fetch_blocks * ask.block_bytes)
-            self.agents.book(number, decision.sources[0][0], size, fetched_at)
-        self.optimistic.add(decision.prefill, keys, ready)
+        number, ready = self._numbers, now + promise.ready_ms / 1000
+        fetched_at = now + promise.fetched_ms / 1000 if promise.source else 0.0
+        self.prefills.book(number, promise.prefill, promise.work_ms / 1000, fetched_at)
+        leaves = ready + promise.stays_ms / 1000
+        self.decodes.book(number, promise.decode, promise.blocks, ready, leaves, promise.tokens)
+        if promise.source:
+            self.agents.book(number, promise.source, float(promise.fetch_bytes), fetched_at)
+        self.optimistic.add(promise.prefill, promise.keys, ready)
         self.open_bookings.add(number)
-        return Booking(self, number, decision, keys)
+        return Booking(self, number, promise, told, foreign)
+
+
+def promise_of(number: int, decision: Decision, ask: Ask, keys: bytes) -> Promise:
+    fetch = decision.fetch_blocks
+    return Promise(
+        number=number,
+        prefill=decision.prefill,
+        decode=decision.decode,
+        work_ms=1000 * max(decision.compute, decision.ttft - decision.queue),
+        ready_ms=1000 * decision.ttft,
+        stays_ms=1000 * ask.expected_output * decision.tbt,
+        blocks=ask.total_blocks,
+        tokens=ask.tokens + ask.expected_output / 2,
+        source=decision.sources[0][0] if fetch else "",
+        fetch_bytes=fetch * ask.block_bytes,
+        fetched_ms=1000 * decision.transfer if fetch else 0.0,
+        keys=keys,
+    )

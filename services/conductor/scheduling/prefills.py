@@ -20,6 +20,7 @@ NOTHING_BELOW: Mapping[str, tuple[int, float]] = {}
 @dataclass
 class PrefillSeat:
     """``unsettled``: booking -> predicted seconds, for bookings that no report of the instance covers yet.
+    ``coming``: seconds that conductors who are not heard have reserved there.
     ``transfers``: booking -> when its planned fetch will be done. ``published``: the instance's own model, which
     ``correction`` scales by what really happened."""
 
@@ -31,6 +32,7 @@ class PrefillSeat:
     queue: float = 0.0
     reported_at: float = 0.0
     turn: int = 0
+    coming: float = 0.0
     unsettled: dict[int, float] = field(default_factory=dict)
     transfers: dict[int, float] = field(default_factory=dict)
 
@@ -85,6 +87,13 @@ class Prefills:
         seat = self.seats[id]
         seat.report(load, now)
         self._refresh(seat)
+
+    def others(self, id: str, seconds: float) -> None:
+        """What conductors who are not heard have reserved there."""
+        seat = self.seats[id]
+        if seat.coming != seconds:
+            seat.coming = seconds
+            self._refresh(seat)
 
     def book(self, booking: int, id: str, seconds: float, fetched_at: float) -> None:
         seat = self.seats[id]
@@ -178,7 +187,7 @@ class Prefills:
         row, model = self._row[seat.id], seat.model
         self._base[row], self._linear[row], self._square[row] = model.base, model.linear, model.square
         self._until[row] = seat.reported_at + seat.queue
-        self._pending[row] = sum(seat.unsettled.values())
+        self._pending[row] = sum(seat.unsettled.values()) + seat.coming
         self._inbound_until[row] = max(seat.transfers.values(), default=0.0)
         self._turn[row] = seat.turn
 
