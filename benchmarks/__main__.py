@@ -10,7 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-SUITES = ("gateway", "prefix", "split", "streams", "tracing")
+SUITES = ("conductors", "gateway", "prefix", "split", "streams", "tracing")
 
 
 def main() -> None:
@@ -32,13 +32,15 @@ def main() -> None:
 
 
 async def run(suite: str, path: str, model: str, options: argparse.Namespace) -> None:
-    from benchmarks import gateway, prefix, report, split, streams, tracing
+    from benchmarks import conductors, gateway, prefix, report, split, streams, tracing
     from shared.model import served_name
 
     rounds: int = options.rounds
 
     if suite == "gateway":
         report.write("gateway", await gateway.measure(path, 40 * rounds))
+    elif suite == "conductors":
+        report.write("conductors", await conductors.measure(path, max(1, rounds // 2)))
     elif suite == "prefix":
         report.write("prefix", await prefix.measure(model, rounds))
     elif suite == "tracing":

@@ -1,4 +1,4 @@
-"""A prefill instance keeps copies of hot prefixes as it is told: brought from a node that has them, dropped to a floor."""
+"""A prefill instance keeps copies of hot prefixes as told: brought from a node that has them, dropped to a floor."""
 
 from __future__ import annotations
 
@@ -107,5 +107,5 @@ async def test_what_nobody_has_is_not_brought_and_no_floor_is_refused(nodes: lis
     keys = chain_keys(NAMESPACE.root(), np.arange(5, 5 + 32, dtype=np.uint32), 16)
     done = await here.told(bring=keys, sources=[there.id])
     assert (done.there, done.fetched) == (0, 0)
-    with pytest.raises(InvalidInput, match="keep"):
+    with pytest.raises(InvalidInput, match="copies to be left"):
         await here.client.let_go(split_keys(keys), 0)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @dataclass
 class Counts:
     """For ``GET /cluster``. ``served``: instance id -> requests whose first token (prefill) or last token (decode) came
-    from it."""
+    from it. ``overcommitted``: attempts that an instance had no room for, though it was thought to have."""
 
     accepted: int = 0
     rejected: int = 0
@@ -33,6 +33,7 @@ class Counts:
     migrated: int = 0
     failed: int = 0
     cancelled: int = 0
+    overcommitted: int = 0
     served: Counter[str] = field(default_factory=Counter)
 
 

@@ -32,6 +32,7 @@ def cluster(
         "policy": mesh.settings.policy,
         "instances": [instance(mesh, member) for member in members],
         "agents": [agent(record) for record in agents.records.values()],
+        "promises": len(mesh.ledger.open_bookings),
         "keeper": dict(keeper),
         "index": dict(mesh.placer.matcher.summary()),
         "requests": {
@@ -42,6 +43,7 @@ def cluster(
             "migrated": counts.migrated,
             "failed": counts.failed,
             "cancelled": counts.cancelled,
+            "overcommitted": counts.overcommitted,
         },
         "balance": {role: balance(mesh, members, role) for role in (PREFILL, DECODE)},
     }

@@ -26,6 +26,8 @@ LONGEST_BACKOFF = 1.0
 FIRST_TOKEN_FACTOR = 4.0
 """A first token this many times later than predicted (and later than the stall bound) is a stall."""
 
+NO_ROOM = frozenset({"no_room", "pool_full"})
+
 BACKLOG = 1024
 """Events that wait for a slow reader. What comes beyond stays with the instance, which keeps outputs until they are
 acknowledged: the gap is noticed when the reader has caught up, and asked for."""
@@ -294,6 +296,7 @@ class Run:
         if self.attempts.exhausted or self._out_of_patience():
             raise self._failed()
         self._mesh.counts.retried += 1
+        self._mesh.counts.overcommitted += left.reason in NO_ROOM and not self.stream.started
         metrics.RETRIES.labels(metrics.reason(left.reason)).inc()
         self._place_at = self._loop.time()
         self._place_if_due()
