@@ -21,7 +21,10 @@ from shared.metadata import Metadata, Reservation, Reserved
 from shared.telemetry import log
 
 GATHER = 0.002
-"""Seconds for which news is gathered into one message."""
+"""Seconds for which promises are gathered into one message."""
+
+STEPS_WAIT = 0.05
+"""Seconds that further steps wait for one to go with: who hears of them late is only more careful."""
 
 UNDERWAY = 0.01
 """Seconds after which the others have surely heard what was sent, on a good day."""
@@ -53,7 +56,7 @@ class Sharing:
         self._spawn = spawn
         self._placed = placed
         self._outbox = Outbox()
-        self._flushing = False
+        self._timer: asyncio.TimerHandle | None = None
         self._reserved: set[Reservation] = set()
         ledger.told = self._told
 
@@ -72,12 +75,20 @@ class Sharing:
         self._outbox.told(promise, step, loop.time())
         if not step:
             self._placed(promise)
-        if self.peers and not self._flushing:
-            self._flushing = True
-            loop.call_later(GATHER, self._flush)
+        if self.peers:
+            self._flush_by(loop, loop.time() + (STEPS_WAIT if step else GATHER))
+
+    def _flush_by(self, loop: asyncio.AbstractEventLoop, when: float) -> None:
+        if self._timer is not None and self._timer.when() <= when:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(when, self._flush)
 
     def _flush(self) -> None:
-        self._flushing = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if news := self._outbox.news():
             self._tell(placed=news.placed, steps=news.steps)
             if self.peers and news.placed:
