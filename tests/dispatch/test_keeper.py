@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,8 +104,8 @@ class Conductor:
         self.keeper = HotKeeper(me, bus, settings, roster, ledger, agents, Index(stage), self.spawn)
         self.task = asyncio.create_task(self.keeper.run(metadata))
 
-    def spawn(self, work: object) -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[arg-type]
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
