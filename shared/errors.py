@@ -99,9 +99,18 @@ class ModelNotFound(MooncakeError):
 
 
 class Contended(MooncakeError):
-    """Capacity is short; ``retry_after_ms`` predicts when the request would be accepted (HTTP 429)."""
+    """Capacity is short; ``retry_after_ms`` predicts when the request would be accepted (HTTP 429). ``field``: what is
+    short. Where an objective would be missed: ``predicted_ms``, and ``limit_ms``, which it exceeds; they do not
+    travel."""
 
     code = "contended"
+
+    def __init__(
+        self, message: str, *, field: str = "", retry_after_ms: int = 0, predicted_ms: int = 0, limit_ms: int = 0
+    ) -> None:
+        super().__init__(message, field=field, retry_after_ms=retry_after_ms)
+        self.predicted_ms = predicted_ms
+        self.limit_ms = limit_ms
 
 
 class Unavailable(MooncakeError):

@@ -69,7 +69,8 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``prompt_tokens``: length of the original prompt (usage and output index 0 count from there).
     ``root``: parent of the first block key (namespace with tenant salt). ``keys``: chain of all full blocks
     of ``tokens``. ``age_ms``: time since the *request* arrived (age is the request's, not the attempt's).
-    ``deadline_ms``: time left until its TTFT objective. ``priority``: higher is more urgent. Both are hints.
+    ``deadline_ms``: time left until its TTFT objective, negative when that has passed. ``priority``: higher is more
+    urgent. They order prefill's queue, and are hints.
     ``lists``: number of the last live list that the gateway sent to this instance; only later ones count.
     ``tenant``: whose quota of cache its blocks count against.
     """
@@ -238,7 +239,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an instance says of itself, in heartbeats and in answers. Hints to the scheduler; base units.
 
     Prefill: ``queued`` requests, ``queued_tokens`` not yet computed, ``queue_ms`` predicted time to compute them.
-    Decode: ``running`` sequences, ``kv_tokens`` they attend to, ``room_blocks`` that may still be promised.
+    Decode: ``running`` sequences of at most ``batch_limit`` (0: not told), ``kv_tokens`` they attend to,
+    ``room_blocks`` that may still be promised.
     ``progress`` counts engine steps; ``busy`` says whether it should be moving.
     """
 
@@ -246,6 +248,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     queued_tokens: int = 0
     queue_ms: float = 0.0
     running: int = 0
+    batch_limit: int = 0
     kv_tokens: int = 0
     total_blocks: int = 0
     room_blocks: int = 0

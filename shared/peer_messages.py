@@ -15,7 +15,7 @@ class Promise(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ``work_ms``: predicted time at prefill; ``ready_ms``: from now until its first token; ``stays_ms``: how long it then
     decodes. ``blocks``: promised at decode; ``tokens``: that it will attend to. ``source``: agent of the planned fetch
     ("" without one), ``fetch_bytes`` from there within ``fetched_ms``. ``keys``: chain of the blocks that prefill will
-    have. ``steps``: bits of :class:`Step`.
+    have. ``steps``: bits of :class:`Step`. ``tbt_ms``: what its client was promised between tokens (0: nothing).
     """
 
     number: int
@@ -31,6 +31,7 @@ class Promise(msgspec.Struct, frozen=True, array_like=True, gc=False):
     fetched_ms: float = 0.0
     keys: bytes = b""
     steps: int = 0
+    tbt_ms: float = 0.0
 
 
 class Step(enum.IntFlag):

@@ -22,7 +22,7 @@ class Siblings:
 class Generation:
     """One request as the gateway hands it over. ``id`` is unique in the mesh (never the client's id). ``keys``: chain
     of the full blocks of ``tokens`` under ``root`` (which carries the tenant's salt). ``arrived``: monotonic
-    seconds."""
+    seconds. ``ticket``: what it has in common with its retry, should it be refused; 0: nothing."""
 
     id: str
     tokens: Tokens
@@ -33,8 +33,9 @@ class Generation:
     tenant: str = ""
     slo_ttft_ms: int = 0  # 0: the configured objective
     slo_tbt_ms: int = 0
-    priority: int = 0
+    priority: int = 0  # higher is more urgent
     siblings: Siblings | None = None
+    ticket: int = 0
 
 
 class Token(NamedTuple):
@@ -67,7 +68,7 @@ class Dispatcher(Protocol):
 
     def readiness(self) -> Readiness: ...
 
-    def consider(self, prompt_bytes: int, slo_ttft_ms: int = 0) -> None:
+    def consider(self, prompt_bytes: int, slo_ttft_ms: int = 0, ticket: int = 0) -> None:
         """Stage 0 of admission, before tokenizing. Raises Contended (with retry_after_ms) or Unavailable."""
 
     def generate(self, generation: Generation) -> AsyncIterator[Token]:

@@ -173,6 +173,7 @@ def _options(settings: ConductorSettings, words: Words) -> GatewayOptions:
         trace_slow=settings.trace_slow_ms / 1000,
         slo_ttft=settings.slo_ttft_ms / 1000,
         slo_tbt=settings.slo_tbt_ms / 1000,
+        objectives=settings.allowed(),
     )
 
 

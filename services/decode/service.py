@@ -153,6 +153,7 @@ class Decode(Instance[DecodeJob]):
         return Load(
             queued=len(self.jobs) - len(self.decoder.batch),
             running=len(self.decoder.batch),
+            batch_limit=self.decoder.batch.limit,
             kv_tokens=self.decoder.batch.kv_tokens,
             total_blocks=self.room.total,
             room_blocks=self.room.free,

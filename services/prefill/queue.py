@@ -1,7 +1,7 @@
 """Who computes next on the one compute thread. Pure.
 
-Order is the age of the request (oldest first) among those that are ready; a request still fetching its prefix
-does not hold up the ready ones behind it.
+Order is by deadline (earliest first), which priority moves, among those that are ready; a request still fetching its
+prefix does not hold up the ready ones behind it. Nobody starves: a deadline stands, and later requests have later ones.
 """
 
 from __future__ import annotations
@@ -12,14 +12,25 @@ from dataclasses import dataclass, field
 from shared.instance.attempts import Key
 from shared.latency import PrefillModel
 
-Place = tuple[float, Key]
+Place = tuple[float, float, Key]
+
+PRIORITY_S = 1.0
+"""Seconds by which a step of priority moves a deadline. Bounded as priorities are, so it delays others, for no longer
+than that, and never keeps them from their turn."""
+
+
+def due_at(now: float, deadline_ms: int, priority: int) -> float:
+    """What a request is ordered by: when its first token is due, as moved by its priority (higher is more urgent)."""
+    return now + deadline_ms / 1000 - priority * PRIORITY_S
 
 
 @dataclass
 class Waiting:
-    """``born``: when the request arrived, seconds. ``tokens`` in all, of which ``done`` are cached or computed."""
+    """``due``: see :func:`due_at`; of those that are due together, the one that was ``born`` (arrived) first. Seconds.
+    ``tokens`` in all, of which ``done`` are cached or computed."""
 
     key: Key
+    due: float
     born: float
     tokens: int
     done: int = 0
@@ -27,7 +38,7 @@ class Waiting:
 
     @property
     def place(self) -> Place:
-        return self.born, self.key
+        return self.due, self.born, self.key
 
 
 @dataclass
@@ -60,8 +71,8 @@ class PrefillQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def join(self, key: Key, born: float, tokens: int, done: int) -> None:
-        entry = self._waiting[key] = Waiting(key, born, tokens, done)
+    def join(self, key: Key, due: float, born: float, tokens: int, done: int = 0) -> None:
+        entry = self._waiting[key] = Waiting(key, due, born, tokens, done)
         self._left.count(entry, 1)
 
     def progress(self, key: Key, done: int) -> None:
@@ -89,15 +100,15 @@ class PrefillQueue:
             del self._ready[bisect_left(self._ready, entry.place)]
 
     def advance(self) -> Key | None:
-        """Give the compute thread to the oldest ready request if it is free; that request, if it was."""
+        """Give the compute thread to the ready request that is due first if it is free; that request, if it was."""
         if self.current is None and self._ready:
-            self.current = self._ready.pop(0)[1]
+            self.current = self._ready.pop(0)[-1]
             return self.current
         return None
 
     def front(self) -> list[Key]:
         """Who computes now or soon: the time to ask for their landings."""
-        soon = [key for _, key in self._ready[: self.ahead]]
+        soon = [place[-1] for place in self._ready[: self.ahead]]
         return soon if self.current is None else [self.current, *soon]
 
     def near(self, key: Key) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from services.prefill.job import PrefillJob
-from services.prefill.queue import PrefillQueue
+from services.prefill.queue import PrefillQueue, due_at
 from services.prefill.replicas import ReplicaKeeper
 from services.prefill.settings import PrefillSettings
 from services.prefill.turns import Turns
@@ -74,7 +74,7 @@ class Prefill(Instance[PrefillJob]):
             now = self.now()
             self.table.accept(key, admission.gateway, Phase.QUEUED, admission.lists, now)
             job = PrefillJob(self, message, prompt, now - admission.age_ms / 1000)
-            self.queue.join(key, job.born, len(prompt), 0)
+            self.queue.join(key, due_at(now, admission.deadline_ms, admission.priority), job.born, len(prompt))
             self.launch(job)
         else:
             self.table.accept(key, admission.gateway, Phase.QUEUED, admission.lists, self.now())

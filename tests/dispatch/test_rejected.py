@@ -20,9 +20,19 @@ WANTED = Objectives(ttft=0.4, tbt=0.05)
     ],
 )
 def test_contention_is_told_with_its_figures(reason: str, words: str) -> None:
-    error = rejected(Rejection(reason, 0.8104, ttft=1.2104, tbt=0.0625), WANTED)
+    predicted, limit = {"ttft": (1.2104, 0.4), "tbt": (0.0625, 0.05)}.get(reason, (0.0, 0.0))
+    error = rejected(Rejection(reason, 1.2104, 0.0625, limit), 0.8104, WANTED)
     assert isinstance(error, Contended) and error.message == words
-    assert (error.field, error.retry_after_ms) == (reason, 810)
+    assert (error.field, error.retry_after_ms) == (reason, 811)
+    assert (error.predicted_ms, error.limit_ms) == (round(predicted * 1000), round(limit * 1000))
+
+
+def test_a_promise_to_somebody_else_is_named_as_such() -> None:
+    error = rejected(Rejection("tbt", tbt=0.03, limit=0.02), 1.0, WANTED)
+    assert (
+        error.message
+        == "tbt: the time between tokens would take 0.03 s, the objective is 0.02 s of a request beside it"
+    )
 
 
 def test_what_is_no_contention_is_none() -> None:

@@ -104,7 +104,7 @@ class FakeDispatcher:
     def readiness(self) -> Readiness:
         return self.state
 
-    def consider(self, prompt_bytes: int, slo_ttft_ms: int = 0) -> None:
+    def consider(self, prompt_bytes: int, slo_ttft_ms: int = 0, ticket: int = 0) -> None:
         if self.refuse is not None:
             raise self.refuse
 
@@ -238,7 +238,9 @@ async def until(condition: Callable[[], bool], timeout: float = 100.0) -> None:
 
 def assert_envelope(answer: Any, headers: Any) -> dict[str, Any]:
     """OpenAI's error envelope, whole, and a request id beside it. Returns the error."""
-    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    more = {"reason"} if answer["error"]["type"] in ("rate_limit_error", "server_error") else set()
+    more |= {"predicted_ms", "limit_ms"} if answer["error"]["type"] == "rate_limit_error" else set()
+    assert set(answer["error"]) - more == {"message", "type", "param", "code"}
     assert answer["error"]["message"]
     assert headers["X-Request-Id"]
     assert headers["Content-Type"] == "application/json"

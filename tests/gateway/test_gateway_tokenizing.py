@@ -13,11 +13,12 @@ from tokenizers import processors
 from yarl import URL
 
 from services.conductor.gateway.messages import ChatMessage
-from services.conductor.gateway.objectives import RANGES, Objectives, objectives
+from services.conductor.gateway.objectives import TBT, TTFT, Allowed, Objectives, Range, objectives
 from services.conductor.gateway.offload import Offload
 from services.conductor.gateway.options import GatewayOptions
 from services.conductor.gateway.tokenizer import Tokenizer
 from services.conductor.gateway.tokenizing import DetokenizeBody, TokenizeBody, detokenize, tokenize
+from services.conductor.settings import ConductorSettings
 from shared.errors import InvalidInput, Unavailable
 from tests.examples import examples
 from tests.gateway.fakes import CHAT, MODEL, SPECIAL, Api, FakeDispatcher, Script, StartApi, assert_envelope
@@ -153,22 +154,25 @@ async def test_the_version_is_the_package_s(api: Api) -> None:
 
 
 async def test_objectives_reach_the_dispatcher(api: Api) -> None:
-    headers = {"x-slo-ttft-ms": "500", "X-SLO-TBT-MS": "20", "x-priority": "-3"}
-    status, _, _ = await api.post("/v1/chat/completions", CHAT, headers=headers)
+    headers = {"x-slo-ttft-ms": "500", "X-SLO-TBT-MS": "20"}
+    status, _, _ = await api.post("/v1/chat/completions", CHAT | {"priority": -3}, headers=headers)
     asked = api.dispatcher.asked[0]
-    assert (status, asked.slo_ttft_ms, asked.slo_tbt_ms, asked.priority) == (200, 500, 20, -3)
+    assert (status, asked.slo_ttft_ms, asked.slo_tbt_ms, asked.priority) == (200, 500, 20, 3)  # lower goes earlier
     await api.chat()
     asked = api.dispatcher.asked[1]
     assert (asked.slo_ttft_ms, asked.slo_tbt_ms, asked.priority) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("name", list(RANGES))
+ALLOWED = Allowed(Range(50, 40_000), Range(5, 9000))
+
+
+@pytest.mark.parametrize("name", [TTFT, TBT])
 @pytest.mark.parametrize("value", ["", "x", "1.5", "1e3", "+1", "٣", "1 2", "99999999999", "1" * 5000, "0x10", "1_0"])
 def test_a_bad_objective_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        objectives({name: value})
+        objectives({name: value}, ALLOWED)
     assert refused.value.field == name.lower()
-    assert str(RANGES[name][1]) in refused.value.message
+    assert str(ALLOWED.named()[name].most) in refused.value.message
     assert len(refused.value.message) < 300
 
 
@@ -177,11 +181,26 @@ async def test_a_bad_objective_is_a_400_before_the_body_is_looked_at(api: Api) -
     assert (status, assert_envelope(answer, headers)["param"]) == (400, "x-slo-ttft-ms")
 
 
-@given(st.integers(-2000, 2000))
-def test_the_range_of_a_priority_is_exact(value: int) -> None:
-    low, high = RANGES["X-Priority"]
+@given(st.sampled_from([TTFT, TBT]), st.integers(-2000, 50_000))
+def test_a_request_may_ask_for_what_the_server_allows_and_for_nothing_else(name: str, value: int) -> None:
+    allowed = ALLOWED.named()[name]
     try:
-        assert objectives({"X-Priority": str(value)}) == Objectives(priority=value)
-        assert low <= value <= high
-    except InvalidInput:
-        assert not low <= value <= high
+        found = objectives({name: str(value)}, ALLOWED)
+        assert found == (Objectives(ttft_ms=value) if name == TTFT else Objectives(tbt_ms=value))
+        assert allowed.least <= value <= allowed.most
+    except InvalidInput as refused:
+        assert not allowed.least <= value <= allowed.most
+        words = (name.lower(), f"{value}", f"{allowed.least}", f"{allowed.most}")
+        assert all(word in refused.message for word in words)
+
+
+def test_the_configured_objective_may_always_be_asked_for() -> None:
+    settings = ConductorSettings(slo_ttft_ms=10_000_000, slo_tbt_ms=3, slo_tbt_least_ms=10)
+    assert settings.allowed() == Allowed(Range(1, 10_000_000), Range(3, 60_000))
+
+
+@pytest.mark.parametrize("value", [-101, 101, 1.5, "1", True])
+async def test_a_priority_out_of_range_is_refused_by_name(api: Api, value: Any) -> None:
+    status, answer, headers = await api.post("/v1/chat/completions", CHAT | {"priority": value})
+    error = assert_envelope(answer, headers)
+    assert (status, error["param"]) == (400, "priority") and str(value).lower() in error["message"].lower()

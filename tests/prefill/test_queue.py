@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.prefill.queue import PrefillQueue
+from services.prefill.queue import PRIORITY_S, PrefillQueue, due_at
 from services.prefill.turns import Turns
 from shared.instance.attempts import Key
 from shared.latency import PrefillModel
@@ -20,11 +20,11 @@ A, B, C = ("a", 1), ("b", 1), ("c", 1)
 def queue_of() -> PrefillQueue:
     queue = PrefillQueue(MODEL)
     for key, born in ((C, 3.0), (A, 1.0), (B, 2.0)):
-        queue.join(key, born, 100, 0)
+        queue.join(key, 30.0 + born, born, 100)
     return queue
 
 
-def test_oldest_ready_request_first() -> None:
+def test_of_equal_objectives_the_oldest_ready_request_first() -> None:
     queue = queue_of()
     assert queue.advance() is None
     queue.ready(C)
@@ -34,6 +34,44 @@ def test_oldest_ready_request_first() -> None:
     assert queue.advance() is None  # nobody is interrupted
     queue.leave(B)
     assert queue.advance() == A
+
+
+def test_the_earliest_deadline_goes_first_and_priority_moves_it() -> None:
+    queue = PrefillQueue(MODEL)
+    asked = {"lax": (30_000, 0), "strict": (500, 0), "late": (-200, 0), "urgent": (30_000, 30), "patient": (500, -60)}
+    for name, (deadline, priority) in asked.items():
+        queue.join((name, 1), due_at(7.0, deadline, priority), 7.0, 100)
+        queue.ready((name, 1))
+    order = []
+    while key := queue.advance():
+        order.append(key[0])
+        queue.leave(key)
+    assert order == ["late", "urgent", "strict", "lax", "patient"]
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 3), st.integers(1, 20_000), st.integers(-100, 100)), min_size=1, max_size=60),
+    st.integers(1, 20_000),
+    st.integers(-100, 100),
+)
+def test_nobody_starves(others: list[tuple[float, int, int]], objective: int, priority: int) -> None:
+    """However urgent those are that keep coming, only those go before it that came while they could still be due first:
+    within the range of objectives and priorities."""
+    queue, now, mine = PrefillQueue(MODEL), 0.0, ("mine", 1)
+    due = due_at(0.0, objective, priority)
+    queue.join(mine, due, 0.0, 1)
+    queue.ready(mine)
+    for number, (pause, deadline, urgency) in enumerate(others):
+        now += pause
+        key = (f"{number}", 1)
+        queue.join(key, due_at(now, deadline, urgency), now, 1)
+        queue.ready(key)
+        turn = queue.advance()
+        assert turn is not None
+        if turn == mine:
+            return
+        queue.leave(turn)
+        assert now <= due + 100 * PRIORITY_S
 
 
 def test_landing_is_asked_for_when_next() -> None:
@@ -86,7 +124,7 @@ def test_sums_and_order_are_those_of_what_waits(steps: list[tuple[str, int]]) ->
         key = (str(number), 1)
         if what == "join" and key not in waiting:
             waiting[key] = [10 * number + 5, 0]
-            queue.join(key, float(number % 3), 10 * number + 5, 0)
+            queue.join(key, float(number % 3), 0.0, 10 * number + 5)
         elif what == "ready" and key in waiting:
             queue.ready(key)
             ready.add(key)
@@ -124,7 +162,7 @@ async def test_a_thousand_that_wait_wake_one_after_the_other() -> None:
 
     async def work(number: int) -> None:
         key = (f"{number:04d}", 1)
-        queue.join(key, float(number), 10, 0)
+        queue.join(key, float(number), 0.0, 10)
         await turns.near(key)
         await turns.turn(key)
         order.append(number)

@@ -82,6 +82,7 @@ def decode_view(running: Sequence[float], **more: Any) -> DecodeView:
         "room": np.full(n, 2**40),
         "total": np.full(n, 2**40),
         "most": np.full(n, 2**40),
+        "limit": np.full(n, np.inf),
         "assigned": np.zeros(n, dtype=np.int64),
         "open": np.ones(n, dtype=bool),
         "turn": np.zeros(n, dtype=np.int64),
@@ -89,6 +90,7 @@ def decode_view(running: Sequence[float], **more: Any) -> DecodeView:
         "live_joins": np.zeros(0),
         "live_leaves": np.zeros(0),
         "live_tokens": np.zeros(0),
+        "live_promised": np.full(len(more.get("live_row", ())), np.inf),
     }
     return DecodeView(**{**columns, **more})
 

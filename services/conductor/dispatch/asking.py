@@ -95,7 +95,7 @@ class Letters:
             sampling=generation.sampling,
             lists=self._lists,
             age_ms=int(age * 1000),
-            deadline_ms=max(int(deadline * 1000), 0),
+            deadline_ms=int(deadline * 1000),
             priority=generation.priority,
             expected_output=self._placement.ask.expected_output,
             sources=[Source(agent, blocks) for agent, blocks in self._placement.decision.sources],

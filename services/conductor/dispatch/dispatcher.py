@@ -10,17 +10,15 @@ from functools import partial
 from typing import Any
 
 from services.conductor.dispatch import events, metrics, picture
-from services.conductor.dispatch.backlog import Backlog
+from services.conductor.dispatch.gatekeeper import Gatekeeper
 from services.conductor.dispatch.heartbeat import Heartbeat
 from services.conductor.dispatch.keeper import HotKeeper
 from services.conductor.dispatch.lists import LiveLists
 from services.conductor.dispatch.matching import AgentTable, Matcher, NoIndex
 from services.conductor.dispatch.mesh import Mesh, spawn_in
 from services.conductor.dispatch.placing import Placer
-from services.conductor.dispatch.rejected import late
 from services.conductor.dispatch.roster import Change, Roster, State
 from services.conductor.dispatch.run import Run
-from services.conductor.dispatch.schedule_spans import refused_early
 from services.conductor.dispatch.settings import DispatchSettings
 from services.conductor.dispatch.sharing import Sharing
 from services.conductor.dispatch.telling import Teller
@@ -40,9 +38,6 @@ from shared.telemetry import held_gauge, log
 UNFITTED_PREFILL = PrefillModel(0.02, 2e-4, 0.0)
 UNFITTED_DECODE = DecodeModel(0.02, 0.001, 0.0)
 """For instances that have not measured themselves: right in order, so that choices are sane."""
-
-BYTES_PER_TOKEN = 8
-"""Stage 0 of admission assumes no more tokens than this allows: it may only refuse what is hopeless."""
 
 logger = log("dispatch")
 
@@ -74,9 +69,10 @@ class MeshDispatcher:
         spawn = partial(spawn_in, tasks)
         self.keeper = HotKeeper(me, bus, settings, self.roster, ledger, self.agents, placer.matcher, spawn)
         self.sharing = Sharing(me, bus, ledger, spawn, self.keeper.asked)
-        self.mesh = Mesh(me, bus, settings, self.roster, LiveLists(), ledger, placer, teller, self.sharing, tasks=tasks)
+        gatekeeper = Gatekeeper(settings, ledger)
+        parts = (self.roster, LiveLists(), ledger, placer, teller, self.sharing, gatekeeper)
+        self.mesh = Mesh(me, bus, settings, *parts, tasks=tasks)
         self._heartbeat = Heartbeat(self.mesh, self.apply, self._not_held)
-        self._backlog = Backlog()
         self._metadata = metadata
         self._loops: list[asyncio.Task[None]] = []
         self._idle = asyncio.Event()
@@ -94,7 +90,7 @@ class MeshDispatcher:
         self._bus_changed(self.mesh.bus.connected)
         await self.mesh.bus.serve(self.mesh.me.id, self._receive)
         loop = asyncio.get_running_loop()
-        self._loops = [loop.create_task(self._heartbeat.run()), loop.create_task(self._backlog.watch())]
+        self._loops = [loop.create_task(self._heartbeat.run()), loop.create_task(self.mesh.gatekeeper.backlog.watch())]
         self._loops += [loop.create_task(one.run(self._metadata)) for one in (self.sharing, self.keeper)]
         if self._metadata:
             self._loops.append(loop.create_task(Watch(self, self._metadata).run()))
@@ -119,14 +115,14 @@ class MeshDispatcher:
     def namespace(self) -> Namespace:
         namespace = self.roster.namespace
         if namespace is None:
-            raise Unavailable("no instance is registered", retry_after_ms=1000)
+            raise Unavailable("no instance is registered", field="no_instance", retry_after_ms=1000)
         return namespace
 
     @property
     def context_length(self) -> int:
         lengths = [member.record.context_length for member in self.roster.accepted()]
         if not lengths:
-            raise Unavailable("no instance is registered", retry_after_ms=1000)
+            raise Unavailable("no instance is registered", field="no_instance", retry_after_ms=1000)
         return min(lengths)
 
     def readiness(self) -> Readiness:
@@ -141,32 +137,9 @@ class MeshDispatcher:
         yield "no_prefill", PREFILL not in roles
         yield "no_decode", DECODE not in roles
 
-    def consider(self, prompt_bytes: int, slo_ttft_ms: int = 0) -> None:
+    def consider(self, prompt_bytes: int, slo_ttft_ms: int = 0, ticket: int = 0) -> None:
         self._require_service()
-        try:
-            self._backlog.check()
-        except Contended:
-            self._reject("backlog")
-            refused_early("backlog")
-            raise
-        tokens = prompt_bytes // BYTES_PER_TOKEN
-        prefills, now = self.mesh.ledger.prefills, asyncio.get_running_loop().time()
-        shortest = prefills.shortest_queue(now)
-        if shortest is None:
-            raise Unavailable("no_prefill: no instance takes new work", retry_after_ms=1000)
-        queue, model = shortest
-        soonest = queue + model.seconds(tokens, max(tokens - 1, 0))
-        allowed = (slo_ttft_ms or self.settings.slo_ttft_ms) / 1000
-        if soonest > allowed:
-            self._reject("stage0")
-            refused_early("stage0", soonest, allowed, lambda: prefills.at_best(tokens, now))
-            why = late("the first token", soonest, allowed)
-            retry = int((soonest - allowed) * 1000) + 1
-            raise Contended(f"ttft: even at the emptiest instance {why}", field="ttft", retry_after_ms=retry)
-
-    def _reject(self, reason: str) -> None:
-        metrics.REJECTED.labels(reason).inc()
-        self.mesh.counts.rejected += 1
+        self.mesh.gatekeeper.consider(asyncio.get_running_loop().time(), prompt_bytes, slo_ttft_ms, ticket)
 
     def _require_service(self) -> None:
         """Raises what keeps a new request from being served, the most telling first."""

@@ -51,6 +51,7 @@ class Heartbeat:
         metrics.INDEX_LAG.set(index.get("lag_s") or 0.0)
         metrics.INDEX_SYNCED.set(bool(index.get("synced")))
         metrics.RUNNING.set(len(mesh.runs))
+        mesh.gatekeeper.show()
         counted = Counter((member.record.role, member.state.value) for member in mesh.roster.members.values())
         for role in (PREFILL, DECODE):
             for state in State:

@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from services.conductor.dispatch.gatekeeper import Gatekeeper
 from services.conductor.dispatch.lists import LiveLists
 from services.conductor.dispatch.placing import Placer
 from services.conductor.dispatch.roster import Roster
@@ -28,7 +29,6 @@ class Counts:
     from it. ``overcommitted``: attempts that an instance had no room for, though it was thought to have."""
 
     accepted: int = 0
-    rejected: int = 0
     retried: int = 0
     migrated: int = 0
     failed: int = 0
@@ -50,6 +50,7 @@ class Mesh:
     placer: Placer
     teller: Teller
     sharing: Sharing
+    gatekeeper: Gatekeeper
     counts: Counts = field(default_factory=Counts)
     runs: dict[str, Run] = field(default_factory=dict)
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)

@@ -25,6 +25,7 @@ LEFT_BEHIND = counter("conductor_tokens_left_behind", "Tokens not kept for slow 
 INDEX_LAG = gauge("conductor_index_lag_seconds", "Since the block index was last heard of; 0 before the first time.")
 INDEX_SYNCED = gauge("conductor_index_synced", "1 while the mirror of the block index is whole.")
 INSTANCES = gauge("conductor_instances", "Registered instances by role and state.", ["role", "state"])
+RETURNING = gauge("conductor_virtual_queue", "Requests that were refused and told when to come back.")
 RUNNING = gauge("conductor_running_requests", "Accepted requests that have not ended.")
 HOT_KEEPER = gauge("conductor_hot_keeper", "1 while this conductor keeps the copies of hot prefixes.")
 HOT_CHAINS = gauge("conductor_hot_prefixes", "Prefixes of which this conductor keeps several copies.")

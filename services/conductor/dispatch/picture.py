@@ -38,7 +38,7 @@ def cluster(
         "requests": {
             "running": len(mesh.runs),
             "accepted": counts.accepted,
-            "rejected": counts.rejected,
+            "rejected": mesh.gatekeeper.rejected,
             "retried": counts.retried,
             "migrated": counts.migrated,
             "failed": counts.failed,

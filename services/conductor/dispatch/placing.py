@@ -11,7 +11,8 @@ from services.conductor.dispatch.matching import AgentTable, Matcher
 from services.conductor.dispatch.roster import Roster
 from services.conductor.dispatch.schedule_spans import describe
 from services.conductor.generation import Generation
-from services.conductor.scheduling import Ask, Booking, Decision, Ledger, Objectives, Rejection, Scheduler
+from services.conductor.scheduling import Ask, Booking, Decision, Kept, Ledger, Objectives, Rejection, Scheduler
+from services.conductor.scheduling.returning import NOTHING_KEPT
 from shared.messages import Ref
 from shared.records import PREFILL
 from shared.telemetry import tracer
@@ -48,8 +49,10 @@ class Placer:
         avoid: Collection[Ref],
         objectives: Objectives | None,
         now: float,
+        kept: Kept = NOTHING_KEPT,
     ) -> Placement | Rejection:
-        """``tokens``, ``keys``: of prompt and ``drawn`` outputs so far. ``avoid``: incarnations out of the question."""
+        """``tokens``, ``keys``: of prompt and ``drawn`` outputs so far. ``avoid``: incarnations out of the question.
+        ``kept``: what it has to leave to others."""
         with tracer().start_as_current_span("schedule") as span:
             started = time.thread_time()
             ask = self._ask(generation, tokens, len(keys), drawn, now)
@@ -60,10 +63,10 @@ class Placer:
             matches = self._agents.matches(*self.matcher.lengths(keys))
             dram = self._agents.named(self.matcher.dram(keys))
             view = self.ledger.view(keys, matches, now, [*closed, *strangers], ask.block_size, dram)
-            decided = self._scheduler.decide(ask, view, objectives)
+            decided = self._scheduler.decide(ask, view, objectives, kept)
             if strangers and isinstance(decided, Rejection):  # home's queue is too long for another choice
                 view = self.ledger.view(keys, matches, now, closed, ask.block_size, dram)
-                decided = self._scheduler.decide(ask, view, objectives)
+                decided = self._scheduler.decide(ask, view, objectives, kept)
             placed = self._book(decided, ask, keys, now) if isinstance(decided, Decision) else decided
             metrics.DECISION_SECONDS.observe(time.thread_time() - started)
             describe(span, decided, ask.waited, objectives)

@@ -15,7 +15,7 @@ from services.conductor.dispatch.placing import Placement
 from services.conductor.dispatch.rejected import rejected
 from services.conductor.dispatch.stream import TokenStream
 from services.conductor.generation import Generation, Token
-from services.conductor.scheduling import Objectives, Rejection
+from services.conductor.scheduling import Kept, Objectives, Rejection
 from shared.errors import AttemptFailed, BusDown, Contended, DoesNotFit, MooncakeError, NoRoom, PoolFull
 from shared.inbox import Inbox
 from shared.messages import Ref, Usage
@@ -220,9 +220,10 @@ class Run:
         now = self._loop.time()
         if self._place_at is None or now < self._place_at:
             return
-        todo = self._work(now)
+        todo, wanted = self._work(now), self._objectives
+        kept = self._mesh.gatekeeper.kept(now, wanted.ttft, self.generation.ticket) if wanted else Kept()
         placed = self._mesh.placer.place(
-            self.generation, len(todo.tokens), todo.keys, todo.drawn, self.attempts.avoid, self._objectives, now
+            self.generation, len(todo.tokens), todo.keys, todo.drawn, self.attempts.avoid, wanted, now, kept
         )
         if isinstance(placed, Rejection):
             self._unplaced(placed, now)
@@ -241,9 +242,7 @@ class Run:
         """A new request is refused. One that was accepted before asks those it avoided again, slower and slower, until
         its first token comes or its patience ends."""
         if self._objectives is not None:
-            metrics.REJECTED.labels(rejection.reason).inc()
-            self._mesh.counts.rejected += 1
-            raise rejected(rejection, self._objectives)
+            raise self._mesh.gatekeeper.refuse(now, self.generation, rejection, self._objectives)
         if self._place_until is None:
             settings = self._mesh.settings
             patience = settings.stream_patience_s if self.stream.started else settings.placement_patience_s
@@ -256,6 +255,8 @@ class Run:
 
     def _begin(self, todo: Work, placement: Placement, now: float) -> None:
         mesh = self._mesh
+        if self._objectives is not None:
+            mesh.gatekeeper.accepted(now, self.generation)
         self._place_at = self._objectives = None
         attempt = self.attempts.begin(placement.prefill, placement.decode)
         letters = Letters(mesh.me, todo, placement, attempt, mesh.lists.last)

@@ -24,7 +24,7 @@ class Ask:
 
     ``n``: answers to each of ``prompts``. ``stops`` are stop strings, ``stop_ids`` those of the request (without EOS).
     ``max_tokens`` None: as many as fit. ``logprobs``: alternatives to each token, -1 for no log-probabilities at all.
-    ``echo``: an answer's text begins with its prompt's.
+    ``echo``: an answer's text begins with its prompt's. ``priority``: higher is more urgent.
     """
 
     model: str
@@ -49,6 +49,7 @@ class Ask:
     ignore_eos: bool
     logprobs: int
     echo: bool
+    priority: int
 
     @property
     def chat(self) -> bool:
@@ -155,6 +156,7 @@ def _ask(
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
         echo=echo,
+        priority=-(body.priority or 0),
     )
 
 

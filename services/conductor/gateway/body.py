@@ -24,6 +24,7 @@ MAX_STOPS = 16
 MAX_STOP_IDS = 256
 MAX_BIASES = 1024
 MAX_LISTED = 2**20
+MAX_PRIORITY = 100
 
 
 def doc(text: str) -> Meta:
@@ -105,6 +106,10 @@ class Body(Struct, forbid_unknown_fields=True, kw_only=True):
     logit_bias: Annotated[
         Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES)] | None,
         doc("Added to the logits of tokens, by id. -100 forbids a token, 100 as good as forces it."),
+    ] = None
+    priority: Annotated[
+        Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None,
+        doc("Lower goes earlier: a step counts like a second of the objective for the first token. Default 0."),
     ] = None
     user: Ineffective = None
     metadata: Annotated[dict[str, str] | None, doc("Accepted, without effect.")] = None

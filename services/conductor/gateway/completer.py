@@ -56,7 +56,7 @@ class Completer:
     def cut(self) -> None:
         """No more time: every answer that is not complete ends with an error."""
         for running in self._running:
-            running.fail(Unavailable(SHUTTING_DOWN, retry_after_ms=1000))
+            running.fail(Unavailable(SHUTTING_DOWN, field="draining", retry_after_ms=1000))
 
     def check_model(self, name: str) -> None:
         """Raises ModelNotFound."""
@@ -75,16 +75,22 @@ class Completer:
         self, request: web.BaseRequest, exchange: Exchange, parse: Callable[[bytes], Ask]
     ) -> web.StreamResponse:
         """The answer, sent or to be sent. Raises what keeps a request from being accepted, before its head is sent."""
-        exchange.objectives = objectives(request.headers)
+        exchange.objectives = objectives(request.headers, self._options.objectives)
         if self.draining:
-            raise Unavailable(SHUTTING_DOWN, retry_after_ms=1000)
+            raise Unavailable(SHUTTING_DOWN, field="draining", retry_after_ms=1000)
         self._begin(1)
         try:
             raw = await read_body(request, self._options.max_body_bytes, self._options.body_timeout)
             exchange.added = -time.monotonic()
-            ask = await self._offload.run(len(raw), partial(parse, raw)) if len(raw) > LONG_BODY else parse(raw)
+            exchange.ticket = hash((exchange.route, exchange.tenant.name, raw))
+            if len(raw) > LONG_BODY:
+                self._consider(raw, exchange)  # a thread is no place to wait for a refusal
+                ask = await self._offload.run(len(raw), partial(parse, raw))
+            else:
+                ask = parse(raw)
             self.check_model(ask.model)
             exchange.ask(ask)
+            self._consider(raw, exchange)
             prepared = await self._prepare(ask, len(raw), exchange)
             return await self._generate(request, exchange, ask, prepared)
         finally:
@@ -98,11 +104,14 @@ class Completer:
         else:
             self._idle.set()
 
+    def _consider(self, raw: bytes, exchange: Exchange) -> None:
+        """Stage 0 of admission. Raises Contended, Unavailable."""
+        self._dispatcher.consider(len(raw), exchange.objectives.ttft_ms, exchange.ticket)
+
     async def _prepare(self, ask: Ask, size: int, exchange: Exchange) -> list[Prepared]:
-        """Stage 0 of admission, then token ids and keys. Raises Contended, Unavailable, InvalidInput."""
-        self._dispatcher.consider(size, exchange.objectives.ttft_ms)
+        """Token ids and keys. Raises Contended, Unavailable, InvalidInput."""
         if self.tokenizer_differs():
-            raise Unavailable("this server's tokenizer is not that of the instances")
+            raise Unavailable("this server's tokenizer is not that of the instances", field="tokenizer_mismatch")
         namespace = salted(self._dispatcher.namespace, exchange.tenant.salt)
         limits = Limits(self._dispatcher.context_length, self._options.default_max_tokens)
         began = time.monotonic()
@@ -122,7 +131,7 @@ class Completer:
     ) -> web.StreamResponse:
         choices = fan_out(prepared, ask.n)
         answer = Answer(ask, choices, self._tokenizer, exchange.arrived)
-        generations = [_generation(exchange, i, choice) for i, choice in enumerate(choices)]
+        generations = [_generation(exchange, i, choice, ask.priority) for i, choice in enumerate(choices)]
         exchange.added += time.monotonic()
         try:
             async with Generations(self._dispatcher, generations, ask.n) as running, self._cuttable(running):
@@ -155,7 +164,7 @@ class Completer:
         return shape(ask, head, self._tokenizer.pieces)
 
 
-def _generation(exchange: Exchange, choice: int, prepared: Prepared) -> Generation:
+def _generation(exchange: Exchange, choice: int, prepared: Prepared, priority: int) -> Generation:
     """The first choice has the request's own id, which the client can read off the answer."""
     wanted = exchange.objectives
     return Generation(
@@ -168,5 +177,6 @@ def _generation(exchange: Exchange, choice: int, prepared: Prepared) -> Generati
         tenant=exchange.tenant.name,
         slo_ttft_ms=wanted.ttft_ms,
         slo_tbt_ms=wanted.tbt_ms,
-        priority=wanted.priority,
+        priority=priority,
+        ticket=0 if choice else exchange.ticket,
     )

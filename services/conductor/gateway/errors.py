@@ -26,7 +26,8 @@ class HttpError(MooncakeError):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """An error as HTTP shows it. ``code`` is what clients branch on; it is a bounded set, and a metric label."""
+    """An error as HTTP shows it. ``code`` is what clients branch on; it is a bounded set, and a metric label.
+    ``details`` stand beside it: why a retry may help."""
 
     status: int
     type: str
@@ -35,10 +36,11 @@ class Fault(msgspec.Struct, frozen=True):
     param: str | None = None
     retry_after_ms: int = 0
     more: dict[str, str] = {}
+    details: dict[str, str | int] = {}
 
     def envelope(self) -> bytes:
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": error})
+        return msgspec.json.encode({"error": error | self.details})
 
     def headers(self) -> dict[str, str]:
         """Retry-After in whole seconds, and the same in milliseconds for clients that know that header."""
@@ -71,6 +73,16 @@ TABLE: tuple[tuple[type[MooncakeError], int, str, str], ...] = (
 RETRIED = frozenset({429, 503})
 
 
+def details(error: MooncakeError, status: int) -> dict[str, str | int]:
+    """What is short, or who is missing; and the figures where an objective would be missed."""
+    if status not in RETRIED:
+        return {}
+    reason: dict[str, str | int] = {"reason": error.field or error.code}
+    if isinstance(error, tree.Contended) and error.limit_ms:
+        reason |= {"predicted_ms": error.predicted_ms, "limit_ms": error.limit_ms}
+    return reason
+
+
 def fault_of(error: BaseException) -> Fault:
     """What the client is told. Of an exception nobody expected it learns only that there was one."""
     if isinstance(error, HttpError):
@@ -79,6 +91,6 @@ def fault_of(error: BaseException) -> Fault:
     for cls, status, kind, code in TABLE:
         if isinstance(error, cls):
             retry = (error.retry_after_ms or DEFAULT_RETRY_MS) if status in RETRIED else 0
-            param = error.field or None if kind == INVALID else None  # a field of ours means nothing to the client
-            return Fault(status, kind, code or error.code, error.message, param, retry)
+            param = error.field or None if kind == INVALID else None
+            return Fault(status, kind, code or error.code, error.message, param, retry, details=details(error, status))
     return Fault(500, SERVER, "internal", "The server had an error while processing the request.")

@@ -28,7 +28,7 @@ CONTENDED = 429
 @dataclass
 class Exchange:
     """``unique`` names the request in the mesh; ``id`` is what the client reads, its own id where it sent a sane one.
-    ``arrived``: monotonic seconds. ``outcome`` becomes a label."""
+    ``arrived``: monotonic seconds. ``outcome`` becomes a label. ``ticket``: see Generation."""
 
     unique: str
     id: str
@@ -44,6 +44,7 @@ class Exchange:
     first: float | None = None  # seconds to the first token
     slowest: float | None = None  # of its choices: mean of the worst tenth of the times between tokens
     tokens: int = 0
+    ticket: int = 0
 
     def failed(self, fault: Fault) -> None:
         self.outcome = fault.code

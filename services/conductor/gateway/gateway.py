@@ -180,7 +180,7 @@ class Gateway:
         picture: dict[str, Any] = {"ready": state.ready, "reasons": state.reasons, "degraded": state.degraded}
         if state.ready:
             return json_response(msgspec.json.encode(picture), exchange.id)
-        fault = fault_of(Unavailable(f"not ready: {', '.join(state.reasons)}"))
+        fault = fault_of(Unavailable(f"not ready: {', '.join(state.reasons)}", field=state.reasons[0]))
         exchange.failed(fault)
         picture |= msgspec.json.decode(fault.envelope())
         return json_response(msgspec.json.encode(picture), exchange.id, fault.status, fault.headers())
@@ -260,7 +260,8 @@ class Gateway:
 
     def _served(self) -> Served:
         options = self._options
-        return Served(options.model, self._tokenizer.vocabulary, options.max_body_bytes, self._tenants.asked)
+        keys, vocabulary = self._tenants.asked, self._tokenizer.vocabulary
+        return Served(options.model, vocabulary, options.max_body_bytes, keys, options.objectives)
 
     def _identify(self, request: web.BaseRequest, exchange: Exchange) -> None:
         """Raises Unauthorized."""

@@ -54,7 +54,9 @@ class Offload:
         jobs, limit = self._limits
         if self._jobs and (self._jobs >= jobs or self._bytes + size > limit):
             wait = self._bytes / (self._rate * self._threads)
-            raise Contended("too many prompts wait to be tokenized", retry_after_ms=max(100, int(wait * 1000)))
+            raise Contended(
+                "too many prompts wait to be tokenized", field="tokenizer", retry_after_ms=max(100, int(wait * 1000))
+            )
 
     def _timed(self, size: int, job: Callable[[], R]) -> R:
         began = time.thread_time()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.conductor.gateway.http import JSON, MAX_HEADER, MAX_HEADERS, MAX_LINE
-from services.conductor.gateway.objectives import PRIORITY, RANGES, TBT, TTFT
+from services.conductor.gateway.objectives import TBT, TTFT
 from services.conductor.gateway.schemas import Schema, Served, schemas
 
 VERSION = importlib.metadata.version("mooncake-mesh")
@@ -43,7 +43,6 @@ PARAMETERS: dict[str, tuple[str, Schema]] = {
     ),
     TTFT: ("Objective of this request for the time to its first token, in milliseconds.", {"type": "integer"}),
     TBT: ("Objective of this request for the time between its tokens, in milliseconds.", {"type": "integer"}),
-    PRIORITY: ("A hint to instances: higher is more urgent.", {"type": "integer"}),
 }
 HEADERS = {
     "X-Request-Id": {"description": "Of every answer.", "required": True, "schema": {"type": "string"}},
@@ -177,7 +176,7 @@ def document(served: Served) -> dict[str, Any]:
         "components": {
             "schemas": schemas(served) | loose,
             "responses": {str(status): _error(status, text) for status, text in STATUSES.items()},
-            "parameters": {name: _parameter(name, *rest) for name, rest in PARAMETERS.items()},
+            "parameters": {name: _parameter(name, *rest, served) for name, rest in PARAMETERS.items()},
             "headers": HEADERS,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": "`--api-keys`"}},
         },
@@ -217,10 +216,9 @@ def _parameters(operation: Operation, served: Served) -> list[dict[str, Any]]:
     return found
 
 
-def _parameter(name: str, description: str, schema: Schema) -> dict[str, Any]:
-    if name in RANGES:
-        low, high = RANGES[name]
-        schema = schema | {"minimum": low, "maximum": high}
+def _parameter(name: str, description: str, schema: Schema, served: Served) -> dict[str, Any]:
+    if (range := served.objectives.named().get(name)) is not None:
+        schema = schema | {"minimum": range.least, "maximum": range.most}
     return {"name": name, "in": "header", "required": False, "description": description, "schema": schema}
 
 

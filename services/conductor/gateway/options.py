@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from services.conductor.gateway.objectives import Allowed
 
 
 @dataclass(frozen=True)
@@ -10,7 +12,7 @@ class GatewayOptions:
     """``model``: the name that is served. ``tokenizer_print``: fingerprint to compare with the instances'. Seconds and
     bytes; ``default_max_tokens`` caps an answer whose request names no limit. ``trace_slow``: seconds to the first
     token from which on a trace is sent whatever the sampler says, as one that missed an objective is; 0 for never.
-    ``slo_ttft``, ``slo_tbt``: objectives of requests that name none."""
+    ``slo_ttft``, ``slo_tbt``: objectives of requests that name none; ``objectives``: what they may name."""
 
     model: str
     tokenizer_print: str = ""
@@ -21,3 +23,4 @@ class GatewayOptions:
     trace_slow: float = 0.0
     slo_ttft: float = 30.0
     slo_tbt: float = 0.2
+    objectives: Allowed = field(default_factory=Allowed)

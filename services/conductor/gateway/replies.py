@@ -27,6 +27,16 @@ class Fault(Strict):
     type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
     param: Annotated[str | None, doc("The field or header that is wrong, as `messages[0].content`.")]
     code: Annotated[str, doc("For programs: branch on this.")]
+    reason: Annotated[
+        str | UnsetType,
+        doc(
+            "Of 429 and 503. What is short: `ttft` or `tbt`, an objective that would be missed; `no_room` in decode's "
+            "KV pools or batches; `backlog`, `tokenizer`: this server. Who is missing: `no_prefill`, `no_decode`, "
+            "`no_instance`, `bus_down`; or `starting`, `draining`, `tokenizer_mismatch`."
+        ),
+    ] = UNSET
+    predicted_ms: Annotated[int | UnsetType, doc("Of 429 for an objective: what was predicted.")] = UNSET
+    limit_ms: Annotated[int | UnsetType, doc("Of 429 for an objective: what it must not exceed.")] = UNSET
 
 
 class Error(Strict):

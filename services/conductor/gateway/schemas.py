@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from services.conductor.gateway import replies
 from services.conductor.gateway.body import MAX_CHOICES, ChatBody, CompletionBody
+from services.conductor.gateway.objectives import Allowed
 from services.conductor.gateway.tokenizing import DetokenizeBody, Detokenized, TokenizeBody, Tokenized
 from services.conductor.gateway.unsupported import NEUTRAL, UNUSED_WHEN_NONE
 
@@ -24,12 +25,14 @@ REPLIES = (
 
 @dataclass(frozen=True)
 class Served:
-    """What the description says of this very server. ``vocabulary``: tokens of its model. ``keys``: asked for."""
+    """What the description says of this very server. ``vocabulary``: tokens of its model. ``keys``: asked for.
+    ``objectives``: what requests may ask for."""
 
     model: str
     vocabulary: int
     max_body_bytes: int
     keys: bool
+    objectives: Allowed = field(default_factory=Allowed)
 
 
 def schemas(served: Served) -> dict[str, Schema]:

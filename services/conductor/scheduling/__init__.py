@@ -5,6 +5,7 @@ from services.conductor.scheduling.ledger import Booking, Ledger
 from services.conductor.scheduling.matches import Matches
 from services.conductor.scheduling.policy import Policy, PolicyOptions
 from services.conductor.scheduling.registry import POLICIES, policy
+from services.conductor.scheduling.returning import Kept, Lane, Shortage, VirtualQueue
 from services.conductor.scheduling.scheduler import Objectives, Scheduler
 from services.conductor.scheduling.views import Ask, DecodeView, PrefillView, SourceView, View
 
@@ -15,6 +16,8 @@ __all__ = [
     "Candidate",
     "DecodeView",
     "Decision",
+    "Kept",
+    "Lane",
     "Ledger",
     "Matches",
     "Objectives",
@@ -23,7 +26,9 @@ __all__ = [
     "PrefillView",
     "Rejection",
     "Scheduler",
+    "Shortage",
     "SourceView",
     "View",
+    "VirtualQueue",
     "policy",
 ]

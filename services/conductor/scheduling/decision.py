@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from services.conductor.scheduling.returning import Shortage
 from services.conductor.scheduling.views import Floats, Ints, PrefillView
 
 
@@ -54,7 +55,8 @@ class Prices:
 class Decision:
     """``prefill``, ``decode``: instance ids. ``fetch_blocks``: prefix length to have from the store, 0 to compute what
     is not at hand. ``sources``: (agent, blocks), the planned one first. ``prefix_blocks``: prefix expected not to be
-    computed. Times in seconds: ``ttft`` from now, ``compute`` the prefill alone, ``transfer`` of the fetch."""
+    computed. Times in seconds: ``ttft`` from now, ``compute`` the prefill alone, ``transfer`` of the fetch;
+    ``promised``: between tokens at most (inf: nothing was promised)."""
 
     prefill: str
     decode: str
@@ -67,6 +69,7 @@ class Decision:
     ttft: float
     tbt: float
     prices: Prices
+    promised: float = np.inf
 
     def candidates(self, limit: int = 8) -> list[Candidate]:
         return self.prices.candidates(limit)
@@ -74,14 +77,22 @@ class Decision:
 
 @dataclass(frozen=True)
 class Rejection:
-    """``reason``: ttft, tbt, no_room (contended, ``retry_after`` seconds predicted), does_not_fit (never), no_prefill,
-    no_decode (nobody to ask). ``prices``: what prefill instances would have taken, where any was asked."""
+    """``reason``: ttft, tbt, no_room (contended), does_not_fit (never), no_prefill, no_decode (nobody to ask). ``ttft``
+    (from arrival), ``tbt``: as predicted, 0 where they were not. ``limit``: the objective that would be missed, in
+    seconds. ``shortage``: where waiting helps. ``prices``: what prefill instances would have taken, where any was
+    asked."""
 
     reason: str
-    retry_after: float = 1.0
     ttft: float = 0.0
     tbt: float = 0.0
+    limit: float = 0.0
+    shortage: Shortage | None = None
     prices: Prices | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def predicted(self) -> float:
+        """Of the objective that would be missed."""
+        return {"ttft": self.ttft, "tbt": self.tbt}.get(self.reason, 0.0)
 
     def candidates(self, limit: int = 8) -> list[Candidate]:
         return self.prices.candidates(limit) if self.prices is not None else []

@@ -28,7 +28,8 @@ class DecodeSeat:
     """``running``, ``kv_tokens``: of requests that are not ours. ``unsettled``: booking -> blocks that no report of
     the instance covers yet; ``settled``: those that its reports count.
     ``echoes``: booking -> blocks kept free for what others may be placing at the same moment.
-    ``room``: blocks, as reported; ``most``: the most ever reported, that of an empty instance.
+    ``room``: blocks, as reported; ``most``: the most ever reported, that of an empty instance. ``limit``: sequences in
+    its batch at most.
     ``coming``: requests that conductors who are not heard have placed there and that do not decode yet, with
     ``coming_blocks`` in all. ``published``: the instance's own model, which ``correction`` scales by what really
     happened.
@@ -43,6 +44,7 @@ class DecodeSeat:
     room: int = UNLIMITED
     most: int = 0
     total: int = UNLIMITED
+    limit: float = np.inf
     turn: int = 0
     assigned: int = 0
     unsettled: dict[int, int] = field(default_factory=dict)
@@ -78,19 +80,20 @@ class LiveColumns:
         self.at: dict[int, int] = {}
         self.row = np.zeros(INITIAL, dtype=np.int64)
         self.joins, self.leaves, self.tokens = np.zeros(INITIAL), np.zeros(INITIAL), np.zeros(INITIAL)
+        self.promised = np.zeros(INITIAL)
         self.joined = np.zeros(INITIAL, dtype=np.bool_)
 
     def __len__(self) -> int:
         return len(self.bookings)
 
-    def add(self, booking: int, row: int, joins: float, leaves: float, tokens: float) -> None:
+    def add(self, booking: int, row: int, joins: float, leaves: float, tokens: float, promised: float = np.inf) -> None:
         position = len(self.bookings)
         if position == len(self.row):
             self._grow()
         self.bookings.append(booking)
         self.at[booking] = position
         self.row[position], self.tokens[position], self.joined[position] = row, tokens, False
-        self.joins[position], self.leaves[position] = joins, leaves
+        self.joins[position], self.leaves[position], self.promised[position] = joins, leaves, promised
 
     def remove(self, booking: int) -> bool:
         position = self.at.pop(booking, None)
@@ -99,7 +102,7 @@ class LiveColumns:
         last = self.bookings.pop()
         if last != booking:
             self.bookings[position], self.at[last] = last, position
-            for column in (self.row, self.joins, self.leaves, self.tokens, self.joined):
+            for column in (self.row, self.joins, self.leaves, self.tokens, self.promised, self.joined):
                 column[position] = column[len(self.bookings)]
         return True
 
@@ -107,7 +110,7 @@ class LiveColumns:
         size = 2 * len(self.row)
         self.row, self.joined = np.resize(self.row, size), np.resize(self.joined, size)
         self.joins, self.leaves = np.resize(self.joins, size), np.resize(self.leaves, size)
-        self.tokens = np.resize(self.tokens, size)
+        self.tokens, self.promised = np.resize(self.tokens, size), np.resize(self.promised, size)
 
 
 class Decodes:
@@ -153,6 +156,7 @@ class Decodes:
         if load.total_blocks:
             seat.total, seat.room = load.total_blocks, load.room_blocks
             seat.most = max(seat.most, seat.room)
+        seat.limit = load.batch_limit or np.inf
         seat.observe(load, now)
         self._refresh(seat)
 
@@ -165,13 +169,23 @@ class Decodes:
         seat.coming, seat.coming_blocks = requests, blocks
         self._refresh(seat)
 
-    def book(self, booking: int, id: str, blocks: int, joins: float, leaves: float, tokens: float) -> None:
+    def book(
+        self,
+        booking: int,
+        id: str,
+        blocks: int,
+        joins: float,
+        leaves: float,
+        tokens: float,
+        promised: float = np.inf,
+    ) -> None:
+        """``promised``: seconds that a step may take at most while it decodes."""
         seat = self.seats[id]
         self._turns += 1
         seat.turn = self._turns
         seat.unsettled[booking] = blocks
         seat.assigned += 1
-        self.live.add(booking, self._row[id], joins, leaves, tokens)
+        self.live.add(booking, self._row[id], joins, leaves, tokens, promised)
         self._refresh(seat)
 
     def settle(self, booking: int, id: str) -> None:
@@ -228,6 +242,7 @@ class Decodes:
             room=self._room,
             total=self._total,
             most=self._most,
+            limit=self._limit,
             assigned=self._assigned,
             open=without(self._open, self._row, closed),
             turn=self._turn,
@@ -235,12 +250,13 @@ class Decodes:
             live_joins=live.joins[:count] - now,
             live_leaves=live.leaves[:count] - now,
             live_tokens=live.tokens[:count],
+            live_promised=live.promised[:count],
         )
 
     def _refresh(self, seat: DecodeSeat) -> None:
         row, model = self._row[seat.id], seat.model
         self._base[row], self._per_sequence[row], self._per_token[row] = model.base, model.per_sequence, model.per_token
-        self._most[row] = seat.most or UNLIMITED
+        self._most[row], self._limit[row] = seat.most or UNLIMITED, seat.limit
         self._running[row], self._kv_tokens[row] = seat.running + seat.coming, seat.kv_tokens
         self._room[row] = seat.room - sum(seat.unsettled.values()) - sum(seat.echoes.values())
         self._total[row], self._turn[row] = seat.total, seat.turn
@@ -252,7 +268,7 @@ class Decodes:
         self.ids = tuple(seat.id for seat in seats)
         self._row = {id: row for row, id in enumerate(self.ids)}
         self._base, self._per_sequence, self._per_token = np.zeros(size), np.zeros(size), np.zeros(size)
-        self._most = np.zeros(size, dtype=np.int64)
+        self._most, self._limit = np.zeros(size, dtype=np.int64), np.zeros(size)
         self._open = np.array([seat.open for seat in seats], dtype=np.bool_)
         self._running, self._kv_tokens = np.zeros(size), np.zeros(size)
         self._room, self._total = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)

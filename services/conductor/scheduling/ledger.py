@@ -5,6 +5,7 @@ Everything added by :meth:`Ledger.book` is gone after :meth:`Booking.end`, whate
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 
@@ -194,8 +195,8 @@ class Ledger:
         number, ready = self._numbers, now + promise.ready_ms / 1000
         fetched_at = now + promise.fetched_ms / 1000 if promise.source else 0.0
         self.prefills.book(number, promise.prefill, promise.work_ms / 1000, fetched_at)
-        leaves = ready + promise.stays_ms / 1000
-        self.decodes.book(number, promise.decode, promise.blocks, ready, leaves, promise.tokens)
+        leaves, promised = ready + promise.stays_ms / 1000, promise.tbt_ms / 1000 or math.inf
+        self.decodes.book(number, promise.decode, promise.blocks, ready, leaves, promise.tokens, promised)
         if promise.source:
             self.agents.book(number, promise.source, float(promise.fetch_bytes), fetched_at)
         self.optimistic.add(promise.prefill, promise.keys, ready)
@@ -218,4 +219,5 @@ def promise_of(number: int, decision: Decision, ask: Ask, keys: bytes) -> Promis
         fetch_bytes=fetch * ask.block_bytes,
         fetched_ms=1000 * decision.transfer if fetch else 0.0,
         keys=keys,
+        tbt_ms=1000 * decision.promised if decision.promised < math.inf else 0.0,
     )

@@ -123,12 +123,18 @@ class Prefills:
         waits: Floats = np.maximum(self._until - now, 0.0) + self._pending
         return waits
 
+    @property
+    def opened(self) -> int:
+        """Instances that take new work."""
+        return int(np.count_nonzero(self._open))
+
     def shortest_queue(self, now: float) -> tuple[float, PrefillModel] | None:
         """Queue seconds and model of the open instance with the shortest queue."""
-        if not self._open.any():
+        if not self.opened:
             return None
-        row = int(np.where(self._open, self.queue(now), np.inf).argmin())
-        return float(self.queue(now)[row]), self.seats[self.ids[row]].model
+        queues = np.where(self._open, self.queue(now), np.inf)
+        row = int(queues.argmin())
+        return float(queues[row]), self.seats[self.ids[row]].model
 
     def at_best(self, tokens: int, now: float, limit: int = 8) -> list[Candidate]:
         """The open instances with what they would take if all of a prompt were there, least first."""

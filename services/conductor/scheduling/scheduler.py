@@ -9,10 +9,10 @@ import numpy as np
 from services.conductor.scheduling.decision import Decision, Prices, Rejection
 from services.conductor.scheduling.policy import Policy
 from services.conductor.scheduling.pricing import transfer
-from services.conductor.scheduling.views import Ask, Bools, DecodeView, SourceView, View
+from services.conductor.scheduling.returning import NOTHING_KEPT, Kept, Lane, Shortage
+from services.conductor.scheduling.views import Ask, Bools, DecodeView, Joined, SourceView, View
 
 MAX_SOURCES = 3
-SHORTEST_RETRY = 0.25
 
 
 @dataclass(frozen=True)
@@ -29,30 +29,34 @@ class Scheduler:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
 
-    def decide(self, ask: Ask, view: View, objectives: Objectives | None) -> Decision | Rejection:
-        """``objectives`` None: place it however late it will be (it was accepted before)."""
+    def decide(
+        self, ask: Ask, view: View, objectives: Objectives | None, kept: Kept = NOTHING_KEPT
+    ) -> Decision | Rejection:
+        """``objectives`` None: place it however late it will be (it was accepted before). ``kept``: what it has to
+        leave to others, who were told to come back."""
         if not np.count_nonzero(view.prefill.open):
             return Rejection("no_prefill")
         if not np.count_nonzero(view.decode.open):
             return Rejection("no_decode")
         prices = self.policy.price(ask, view.prefill, view.sources)
-        room = with_room(ask, view.decode)
+        room = with_room(ask, view.decode, objectives)
         if isinstance(room, Rejection):
             return replace(room, prices=prices)
         p = self.policy.choose(ask, prices)
         ttft = float(prices.price[p])
-        steps = view.decode.steps(ttft, ask.tokens + ask.expected_output / 2)
-        d = self.policy.choose_decode(view.decode, steps, room)
-        tbt = float(steps[d])
-        if objectives and ask.waited + ttft > objectives.ttft:
-            late = ask.waited + ttft - objectives.ttft
-            return Rejection("ttft", max(late, SHORTEST_RETRY), ask.waited + ttft, tbt, prices)
-        if objectives and tbt > objectives.tbt:
-            return Rejection("tbt", next_leave(view.decode), ask.waited + ttft, tbt, prices)
-        return decision(ask, view, prices, p, view.decode.ids[d], tbt)
+        wait = ask.waited + ttft + kept.seconds
+        if objectives and wait > objectives.ttft:
+            shortage = too_late(view, float(prices.work[p]), wait, objectives)
+            return Rejection("ttft", wait, limit=objectives.ttft, shortage=shortage, prices=prices)
+        joined = view.decode.joined(ttft, ask.tokens + ask.expected_output / 2)
+        allowed = in_time(view.decode, joined, room, objectives)
+        d = self.policy.choose_decode(view.decode, joined.step, allowed if np.count_nonzero(allowed) else room)
+        if objectives and not enough(ask, view.decode, joined, allowed, objectives, kept):
+            return replace(too_slow(view.decode, joined, d, objectives), ttft=wait, prices=prices)
+        return decision(ask, view, prices, p, view.decode.ids[d], float(joined.step[d]), objectives)
 
 
-def with_room(ask: Ask, view: DecodeView) -> Bools | Rejection:
+def with_room(ask: Ask, view: DecodeView, objectives: Objectives | None) -> Bools | Rejection:
     """Which decode instances may be chosen, or why none. What exceeds an empty instance's promise gets all of it."""
     fits = view.total >= ask.least_blocks
     fits &= view.open
@@ -60,16 +64,63 @@ def with_room(ask: Ask, view: DecodeView) -> Bools | Rejection:
     room &= fits
     if np.count_nonzero(room):
         return room
-    return Rejection("no_room", next_leave(view)) if np.count_nonzero(fits) else Rejection("does_not_fit")
+    if np.count_nonzero(fits):
+        return Rejection("no_room", shortage=leaving(view, objectives))
+    return Rejection("does_not_fit")
 
 
-def next_leave(view: DecodeView) -> float:
-    """Seconds until a live request is expected to leave a decode instance."""
+def in_time(view: DecodeView, joined: Joined, room: Bools, objectives: Objectives | None) -> Bools:
+    """Of those with ``room``, the ones that have a place in their batch then, and keep everybody's objective: that of
+    the request, and what those were promised that decode there already."""
+    allowed: Bools = joined.batch <= view.limit
+    allowed &= room
+    if objectives:
+        allowed &= joined.step <= objectives.tbt
+    if joined.promised is not None:
+        allowed &= joined.step <= joined.promised
+    return allowed
+
+
+def too_late(view: View, work: float, predicted: float, objectives: Objectives) -> Shortage:
+    """``work``: seconds of the prefill proper, the least that it takes of an empty mesh."""
+    late = predicted - objectives.ttft if work <= objectives.ttft else np.inf
+    return Shortage(Lane.PREFILL, late, work / np.count_nonzero(view.prefill.open), objectives.ttft)
+
+
+def too_slow(view: DecodeView, joined: Joined, d: int, objectives: Objectives) -> Rejection:
+    """The strictest objective that would be missed at the instance ``d``; where none would be, there is no place."""
+    step, shortage = float(joined.step[d]), leaving(view, objectives)
+    limit = min(objectives.tbt, np.inf if joined.promised is None else float(joined.promised[d]))
+    if step > limit:
+        return Rejection("tbt", tbt=step, limit=limit, shortage=shortage)
+    return Rejection("no_room", tbt=step, shortage=shortage)
+
+
+def enough(ask: Ask, view: DecodeView, joined: Joined, allowed: Bools, objectives: Objectives, kept: Kept) -> bool:
+    """Whether there is one for it beside those that are ``kept``."""
+    if not kept.requests:
+        return bool(np.count_nonzero(allowed))
+    cost = view.per_sequence + view.per_token * (ask.tokens + ask.expected_output / 2)
+    limit = objectives.tbt if joined.promised is None else np.minimum(objectives.tbt, joined.promised)
+    more = np.minimum(view.limit - joined.batch, view.room / ask.total_blocks - 1)
+    np.minimum(more, (limit - joined.step) / np.maximum(cost, 1e-9), out=more)
+    return float(np.floor(more[allowed] + 1).sum()) > kept.requests
+
+
+def leaving(view: DecodeView, objectives: Objectives | None) -> Shortage:
+    """When a live request is expected to leave a decode instance, and how often one does."""
     leaves = view.live_leaves[view.live_leaves > 0]
-    return max(float(leaves.min()), SHORTEST_RETRY) if len(leaves) else 1.0
+    if not len(leaves):
+        return Shortage(Lane.DECODE, 1.0, 1.0)
+    lifetime = float((view.live_leaves - view.live_joins).mean())
+    return Shortage(
+        Lane.DECODE, float(leaves.min()), lifetime / len(view.live_leaves), objectives.ttft if objectives else 0.0
+    )
 
 
-def decision(ask: Ask, view: View, prices: Prices, p: int, decode: str, tbt: float) -> Decision:
+def decision(
+    ask: Ask, view: View, prices: Prices, p: int, decode: str, tbt: float, objectives: Objectives | None
+) -> Decision:
     prefill, row, fetch = view.prefill, int(prices.source[p]), int(prices.fetch[p])
     prefix = fetch if row >= 0 else int(prefill.own[p])
     return Decision(
@@ -84,6 +135,7 @@ def decision(ask: Ask, view: View, prices: Prices, p: int, decode: str, tbt: flo
         ttft=float(prices.price[p]),
         tbt=tbt,
         prices=prices,
+        promised=objectives.tbt if objectives else np.inf,
     )
 
 

@@ -98,13 +98,24 @@ class SourceView:
 
 
 @dataclass(slots=True)
+class Joined:
+    """Decode instances once a request has joined. ``batch``: sequences; ``step``: seconds; ``promised``: what the
+    strictest of those in the batch was promised (None: nobody is known)."""
+
+    batch: Floats
+    step: Floats
+    promised: Floats | None
+
+
+@dataclass(slots=True)
 class DecodeView:
     """Decode instances, and the live requests that this conductor has placed on them.
 
     ``running``, ``kv_tokens``: sequences of others (known from reports only) and the tokens they attend to. ``room``:
     blocks that may still be promised; ``most``: that of the instance when it is empty; ``total``: of its pool;
-    UNLIMITED where unknown. ``assigned``: live requests placed there. The ``live_*`` columns have one row a live
-    request: its instance's row, when it joins and leaves (seconds from now), its tokens.
+    UNLIMITED where unknown. ``limit``: sequences in a batch, inf where unknown. ``assigned``: live requests placed
+    there. The ``live_*`` columns have one row a live request: its instance's row, when it joins and leaves (seconds
+    from now), its tokens, the step that it was promised at most (inf: nothing).
     """
 
     ids: Sequence[str]
@@ -116,6 +127,7 @@ class DecodeView:
     room: Ints
     total: Ints
     most: Ints
+    limit: Floats
     assigned: Ints
     open: Bools
     turn: Ints
@@ -123,18 +135,27 @@ class DecodeView:
     live_joins: Floats
     live_leaves: Floats
     live_tokens: Floats
+    live_promised: Floats
 
-    def steps(self, at: float, tokens: float) -> Floats:
-        """Predicted seconds of a decode step on each instance at ``at`` seconds from now, with a sequence of
-        ``tokens`` tokens added."""
+    def joined(self, at: float, tokens: float) -> Joined:
+        """Each instance at ``at`` seconds from now, with a sequence of ``tokens`` tokens added: those that will have
+        finished by then are gone, and those are there whose prompts will have been computed."""
         if not len(self.live_row):
-            return self.base + self.per_sequence * (self.running + 1) + self.per_token * (self.kv_tokens + tokens)
+            batch = self.running + 1
+            step = self.base + self.per_sequence * batch + self.per_token * (self.kv_tokens + tokens)
+            return Joined(batch, step, None)
         leaving = (self.live_leaves > 0) & (self.live_leaves <= at)
         there = (self.live_joins <= at) & ~leaving
         rows, size = self.live_row[there], len(self.ids)
         batch = self.running + np.bincount(rows, minlength=size) + 1
         attended = self.kv_tokens + np.bincount(rows, weights=self.live_tokens[there], minlength=size) + tokens
-        return self.base + self.per_sequence * batch + self.per_token * attended
+        promised = np.full(size, np.inf)
+        np.minimum.at(promised, rows, self.live_promised[there])
+        return Joined(batch, self.base + self.per_sequence * batch + self.per_token * attended, promised)
+
+    def steps(self, at: float, tokens: float) -> Floats:
+        """Predicted seconds of a decode step, as :meth:`joined` has it."""
+        return self.joined(at, tokens).step
 
 
 @dataclass(slots=True)

@@ -1,0 +1,82 @@
+"""Admission: who is refused, when it should come back, and what is kept for those who were told so."""
+
+from __future__ import annotations
+
+import math
+
+from services.conductor.dispatch import metrics
+from services.conductor.dispatch.backlog import Backlog
+from services.conductor.dispatch.rejected import late, rejected
+from services.conductor.dispatch.schedule_spans import refused_early
+from services.conductor.dispatch.settings import DispatchSettings
+from services.conductor.generation import Generation
+from services.conductor.scheduling import Kept, Lane, Ledger, Objectives, Rejection, Shortage, VirtualQueue
+from shared.errors import Contended, MooncakeError, Unavailable
+
+BYTES_PER_TOKEN = 8
+"""Stage 0 assumes no more tokens than this allows: it may only refuse what is hopeless."""
+
+
+class Gatekeeper:
+    """Times in seconds of the loop's clock. ``rejected``: how many were refused."""
+
+    def __init__(self, settings: DispatchSettings, ledger: Ledger) -> None:
+        self.backlog = Backlog()
+        self.rejected = 0
+        self._settings = settings
+        self._ledger = ledger
+        self._queue = VirtualQueue()
+
+    def consider(self, now: float, prompt_bytes: int, slo_ttft_ms: int, ticket: int) -> None:
+        """Stage 0, before tokenizing. Raises Contended, Unavailable."""
+        try:
+            self.backlog.check()
+        except Contended:
+            self._count("backlog")
+            refused_early("backlog")
+            raise
+        shortest = self._ledger.prefills.shortest_queue(now)
+        if shortest is None:
+            raise Unavailable("no_prefill: no instance takes new work", field="no_prefill", retry_after_ms=1000)
+        queue, model = shortest
+        tokens, allowed = prompt_bytes // BYTES_PER_TOKEN, (slo_ttft_ms or self._settings.slo_ttft_ms) / 1000
+        least = model.seconds(tokens, max(tokens - 1, 0))
+        soonest = queue + least + self.kept(now, allowed, ticket).seconds
+        if soonest > allowed:
+            self._count("stage0")
+            refused_early("stage0", soonest, allowed, lambda: self._ledger.prefills.at_best(tokens, now))
+            takes = model.seconds(tokens, 0) / self._ledger.prefills.opened
+            late_by = soonest - allowed if least <= allowed else math.inf
+            retry = self._queue.refuse(now, ticket, Shortage(Lane.PREFILL, late_by, takes, allowed))
+            why = late("the first token", soonest, allowed)
+            raise Contended(
+                f"ttft: even at the emptiest instance {why}",
+                field="ttft",
+                retry_after_ms=math.ceil(retry * 1000),
+                predicted_ms=round(soonest * 1000),
+                limit_ms=round(allowed * 1000),
+            )
+
+    def kept(self, now: float, objective: float, ticket: int) -> Kept:
+        """What a request has to leave to others. Nothing, where it is one of them."""
+        if not len(self._queue) or self._queue.returns(now, ticket):
+            return Kept()
+        return self._queue.kept(now, objective)
+
+    def refuse(self, now: float, generation: Generation, rejection: Rejection, wanted: Objectives) -> MooncakeError:
+        """What the client is told."""
+        self._count(rejection.reason)
+        shortage = rejection.shortage
+        retry = self._queue.refuse(now, generation.ticket, shortage) if shortage else 1.0
+        return rejected(rejection, retry, wanted)
+
+    def accepted(self, now: float, generation: Generation) -> None:
+        if len(self._queue):
+            self._queue.served(now, generation.ticket)
+
+    def show(self) -> None:
+        metrics.RETURNING.set(len(self._queue))
+
+    def _count(self, reason: str) -> None:
+        metrics.REJECTED.labels(reason).inc()
+        self.rejected += 1
