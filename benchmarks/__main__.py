@@ -10,7 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-SUITES = ("conductors", "gateway", "prefix", "split", "streams", "tracing")
+SUITES = ("conductors", "gateway", "overload", "prefix", "split", "streams", "tracing")
 
 
 def main() -> None:
@@ -19,7 +19,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="samples of each row (default 5)")
     parser.add_argument("--model", default="", help="folder or hub id; default: the default model")
     parser.add_argument("--streams", type=int, default=1000, help="of the suite streams, at once (default 1000)")
-    parser.add_argument("--seconds", type=float, default=60.0, help="that each of them lasts (default 60)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=60.0,
+        help="each lasts; loads of overload a fifth of it (default 60)",
+    )
     parser.add_argument("--rate", type=float, default=4.0, help="tokens a second of each of them (default 4)")
     options = parser.parse_args()
     if unknown := set(options.suites) - set(SUITES):
@@ -32,7 +37,7 @@ def main() -> None:
 
 
 async def run(suite: str, path: str, model: str, options: argparse.Namespace) -> None:
-    from benchmarks import conductors, gateway, prefix, report, split, streams, tracing
+    from benchmarks import conductors, gateway, overload, prefix, report, split, streams, tracing
     from shared.model import served_name
 
     rounds: int = options.rounds
@@ -41,6 +46,8 @@ async def run(suite: str, path: str, model: str, options: argparse.Namespace) ->
         report.write("gateway", await gateway.measure(path, 40 * rounds))
     elif suite == "conductors":
         report.write("conductors", await conductors.measure(path, max(1, rounds // 2)))
+    elif suite == "overload":
+        report.write("overload", await overload.measure(path, served_name(path), options.seconds / 5))
     elif suite == "prefix":
         report.write("prefix", await prefix.measure(model, rounds))
     elif suite == "tracing":

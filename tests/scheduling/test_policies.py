@@ -20,7 +20,6 @@ from services.conductor.scheduling import (
     PolicyOptions,
     Rejection,
     Scheduler,
-    Shortage,
     View,
     policy,
 )
@@ -296,8 +295,9 @@ def test_objectives(views: Views) -> None:
     ask = views.ask(1000, waited=2.0)
     late = scheduler().decide(ask, view, Objectives(ttft=6.0, tbt=1.0))
     assert isinstance(late, Rejection) and late.reason == "ttft"
-    assert (late.predicted, late.limit) == (pytest.approx(2.0 + 5.0 + 0.01 + 1.0), 6.0)
-    assert late.shortage == Shortage(Lane.PREFILL, pytest.approx(2.01), pytest.approx(1.01), 6.0)
+    assert late.predicted == pytest.approx(2.0 + 5.0 + 0.01 + 1.0) and late.limit == 6.0
+    assert late.shortage and late.shortage.lane is Lane.PREFILL and late.shortage.objective == 6.0
+    assert (late.shortage.late, late.shortage.takes) == pytest.approx((2.01, 1.01))
     slow = scheduler().decide(ask, view, Objectives(ttft=60.0, tbt=0.001))
     assert isinstance(slow, Rejection) and slow.reason == "tbt"
     assert isinstance(scheduler().decide(ask, view, Objectives(60.0, 1.0)), Decision)

@@ -11,6 +11,7 @@ from services.conductor.dispatch.schedule_spans import refused_early
 from services.conductor.dispatch.settings import DispatchSettings
 from services.conductor.generation import Generation
 from services.conductor.scheduling import Kept, Lane, Ledger, Objectives, Rejection, Shortage, VirtualQueue
+from services.conductor.scheduling.margin import Margin
 from shared.errors import Contended, MooncakeError, Unavailable
 
 BYTES_PER_TOKEN = 8
@@ -26,6 +27,7 @@ class Gatekeeper:
         self._settings = settings
         self._ledger = ledger
         self._queue = VirtualQueue()
+        self._margin = Margin()
 
     def consider(self, now: float, prompt_bytes: int, slo_ttft_ms: int, ticket: int) -> None:
         """Stage 0, before tokenizing. Raises Contended, Unavailable."""
@@ -58,10 +60,17 @@ class Gatekeeper:
             )
 
     def kept(self, now: float, objective: float, ticket: int) -> Kept:
-        """What a request has to leave to others. Nothing, where it is one of them."""
+        """What a request has to leave to others, and to the errors of predictions. To others nothing, where it is one
+        of them."""
+        margin = self._margin.of(objective)
         if not len(self._queue) or self._queue.returns(now, ticket):
-            return Kept()
-        return self._queue.kept(now, objective)
+            return Kept(margin)
+        kept = self._queue.kept(now, objective)
+        return Kept(kept.seconds + margin, kept.requests)
+
+    def first_token(self, predicted: float, actual: float) -> None:
+        """Seconds from placing a request until its first token."""
+        self._margin.observe(actual - predicted)
 
     def refuse(self, now: float, generation: Generation, rejection: Rejection, wanted: Objectives) -> MooncakeError:
         """What the client is told."""
@@ -76,6 +85,7 @@ class Gatekeeper:
 
     def show(self) -> None:
         metrics.RETURNING.set(len(self._queue))
+        metrics.MARGIN.set(max(self._margin.seconds, 0.0))
 
     def _count(self, reason: str) -> None:
         metrics.REJECTED.labels(reason).inc()

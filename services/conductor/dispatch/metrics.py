@@ -26,6 +26,7 @@ INDEX_LAG = gauge("conductor_index_lag_seconds", "Since the block index was last
 INDEX_SYNCED = gauge("conductor_index_synced", "1 while the mirror of the block index is whole.")
 INSTANCES = gauge("conductor_instances", "Registered instances by role and state.", ["role", "state"])
 RETURNING = gauge("conductor_virtual_queue", "Requests that were refused and told when to come back.")
+MARGIN = gauge("conductor_admission_margin_seconds", "Added to predicted TTFT: 95 % are no later than with it.")
 RUNNING = gauge("conductor_running_requests", "Accepted requests that have not ended.")
 HOT_KEEPER = gauge("conductor_hot_keeper", "1 while this conductor keeps the copies of hot prefixes.")
 HOT_CHAINS = gauge("conductor_hot_prefixes", "Prefixes of which this conductor keeps several copies.")

@@ -201,6 +201,8 @@ class Run:
         if self.generation.siblings:
             self.generation.siblings.home = effort.placement.prefill
         self._mesh.counts.served[effort.placement.prefill.id] += 1
+        if effort.attempt.number == 1:
+            self._mesh.gatekeeper.first_token(effort.placement.decision.ttft, now - effort.started)
         metrics.first_token(effort.placement.decision.ttft, now - effort.started, effort.placement.ask.tokens, usage)
         if usage:
             tokens, seconds = effort.placement.ask.tokens, usage.prefill_ms / 1000

@@ -8,8 +8,8 @@ back loses the place soon after its time, and the fewer come back, the less is k
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Iterator
+import math
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -20,10 +20,19 @@ EARLY = 0.05
 """Who returns so little before its time is on time: clocks of timers are no better."""
 GRACE, GRACE_SHARE = 2.0, 0.1
 """A place is kept so long behind its time, in seconds and as a share of the wait. Headers count whole seconds."""
+SLACK_SHARE, LEAST_SLACK, MOST_SLACK = 0.05, 0.1, 1.0
+"""So much later than its time everybody is told, a share of the wait within bounds in seconds: who came on the very
+edge would be refused every other time."""
 MOST = 65_536
 """Places; who finds none is told the horizon and has none."""
+LOOKS = 512
+"""Places looked at for what is kept: those whose time comes next."""
 LEARN = 0.05
 LEAST_BELIEF = 0.05
+KEEP = 0.95
+"""Of those who return on time, so many should be accepted. Where fewer are, capacity comes back more slowly than said.
+"""
+MOST_PACE = 3.0
 
 
 class Lane(StrEnum):
@@ -46,8 +55,8 @@ class Shortage:
 
 @dataclass(frozen=True)
 class Kept:
-    """What those have been promised who are about to return. ``seconds``: of all prefill instances together.
-    ``requests``: sequences at decode."""
+    """What is not for a request that has just come. ``seconds``: of all prefill instances together; ``requests``:
+    sequences at decode."""
 
     seconds: float = 0.0
     requests: int = 0
@@ -58,7 +67,7 @@ NOTHING_KEPT = Kept()
 
 @dataclass(order=True)
 class Place:
-    """``due``: when its owner should be back; ``told``: when that was said."""
+    """``due``: when there is capacity for it; ``told``: when its owner was told to come, a little later than that."""
 
     due: float
     ticket: int
@@ -72,22 +81,37 @@ class Place:
 
 @dataclass
 class Line:
-    """The places of one lane, by their time. ``end``: when as much capacity has come back as is promised.
-    ``belief``: share of those who were told to come back that did, lately."""
+    """The places of one lane, by their time. ``end``: when as much capacity has come back as is promised; ``again``:
+    the same for those whose time had come before. ``belief``: share of those who were told to come back that did,
+    lately. ``pace``: how much more slowly capacity comes back than was said."""
 
     places: list[Place] = field(default_factory=list)
     end: float = float("-inf")
+    again: float = float("-inf")
     belief: float = 1.0
+    pace: float = 1.0
+
+    def kept(self, accepted: bool) -> None:
+        """Somebody came when told."""
+        step = (KEEP - 1) if accepted else KEEP
+        self.pace = min(max(1.0, self.pace * (1 + LEARN * step)), MOST_PACE)
+
+    def takes(self, shortage: Shortage) -> float:
+        """Seconds until the next one may come."""
+        return shortage.takes * self.belief * self.pace
 
     def learn(self, came: bool) -> None:
         self.belief = max(LEAST_BELIEF, self.belief + LEARN * (came - self.belief))
 
-    def due(self, now: float) -> Iterator[Place]:
-        """Those whose time has come, and the next one."""
-        for place in self.places:
-            yield place
-            if place.due > now:
-                return
+    def behind(self, now: float, objective: float) -> float:
+        """Seconds of capacity that whoever comes now has to leave, so that everybody finds enough in time: at each
+        place there must have come back what those need who are due until then, as far as they are believed to come."""
+        needed = most = 0.0
+        for place in self.places[:LOOKS]:
+            if place.shortage.objective <= objective:
+                needed += place.shortage.takes * self.belief
+                most = max(most, needed - max(0.0, place.due - now))
+        return most
 
 
 class VirtualQueue:
@@ -108,21 +132,24 @@ class VirtualQueue:
         late = max(shortage.late, SHORTEST)
         if (mine := self._by_ticket.get(ticket)) is not None:
             if now < mine.due - EARLY:
-                return mine.due - now
+                return told(mine.due - now)
             self._drop(mine)
-            return self._place(now, ticket, min(late, HORIZON), shortage)
+            return self._again(now, ticket, late, shortage)
         line = self._lines[shortage.lane]
         wait = late + max(line.end - now, 0.0)
         if wait > HORIZON or len(self._by_ticket) >= MOST:
             return HORIZON
-        line.end = max(line.end, now) + shortage.takes * line.belief
-        return self._place(now, ticket, wait, shortage) if ticket else wait
+        line.end = max(line.end, now) + line.takes(shortage)
+        return self._place(now, ticket, wait, shortage) if ticket else told(wait)
 
     def served(self, now: float, ticket: int) -> None:
         """It was accepted: its place is free. Idempotent."""
         if (mine := self._by_ticket.get(ticket)) is not None:
+            line = self._lines[mine.shortage.lane]
+            if now >= mine.due - EARLY:
+                line.kept(accepted=True)
+            line.learn(True)
             self._drop(mine)
-            self._lines[mine.shortage.lane].learn(True)
         self._expire(now)
 
     def returns(self, now: float, ticket: int) -> bool:
@@ -137,25 +164,36 @@ class VirtualQueue:
         if not self._by_ticket:
             return NOTHING_KEPT
         self._expire(now)
-        seconds, line = 0.0, self._lines[Lane.PREFILL]
-        for place in line.due(now):
-            if place.shortage.objective <= objective:
-                seconds += max(0.0, place.shortage.takes - max(0.0, place.due - now))
         decode = self._lines[Lane.DECODE]
-        waiting = sum(place.due - now < place.shortage.takes for place in decode.due(now))
-        return Kept(seconds * line.belief, round(waiting * decode.belief))
+        every = decode.places[0].shortage.takes if decode.places else 1.0
+        requests = decode.behind(now, math.inf) / max(every, 1e-6)
+        return Kept(self._lines[Lane.PREFILL].behind(now, objective), min(round(requests), len(decode.places)))
+
+    def _again(self, now: float, ticket: int, late: float, shortage: Shortage) -> float:
+        """Behind those who were told wrong before it."""
+        line = self._lines[shortage.lane]
+        wait = min(late + max(line.again - now, 0.0), HORIZON)
+        line.again = max(line.again, now) + shortage.takes * line.pace
+        line.kept(accepted=False)
+        return self._place(now, ticket, wait, shortage)
 
     def _place(self, now: float, ticket: int, wait: float, shortage: Shortage) -> float:
         place = self._by_ticket[ticket] = Place(now + wait, ticket, now, shortage)
         insort(self._lines[shortage.lane].places, place)
-        return wait
+        return told(wait)
 
     def _drop(self, place: Place) -> None:
         del self._by_ticket[place.ticket]
-        self._lines[place.shortage.lane].places.remove(place)
+        line = self._lines[place.shortage.lane]
+        del line.places[bisect_left(line.places, place)]
 
     def _expire(self, now: float) -> None:
         for line in self._lines.values():
             while line.places and line.places[0].until < now:
                 self._drop(line.places[0])
                 line.learn(False)
+
+
+def told(wait: float) -> float:
+    """What somebody is told for whom there is capacity in ``wait`` seconds."""
+    return min(wait + min(max(SLACK_SHARE * wait, LEAST_SLACK), MOST_SLACK), HORIZON)
