@@ -7,7 +7,10 @@ WALK = (
     "tests/mesh/test_cancel_mesh.py",
     "tests/mesh/test_corruption_mesh.py::test_verify_always",
 )
-SIMULATED = ("tests/mesh/test_surface_mesh.py", "tests/mesh/test_streams_mesh.py", "tests/mesh/test_metrics_mesh.py")
+SIMULATED = (
+    *("tests/mesh/test_surface_mesh.py", "tests/mesh/test_streams_mesh.py", "tests/mesh/test_metrics_mesh.py"),
+    "tests/mesh/test_leaks_mesh.py",
+)
 
 LONGEST = (
     "clients",

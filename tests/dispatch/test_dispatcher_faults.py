@@ -172,7 +172,7 @@ def test_repeats_and_reordering_alone_cause_no_retry(play: Play, seed: int) -> N
     play(scenario, seed=seed, faults=Faults(duplicate=0.2, delay=0.5, longest=0.3))
 
 
-def test_streams_wait_for_the_bus_and_new_requests_do_not(play: Play) -> None:
+def test_e3_streams_wait_for_the_bus_and_new_requests_do_not(play: Play) -> None:
     async def scenario(world: World) -> None:
         world.step_seconds = 0.2
         g, got = world.generation(max_tokens=100), []

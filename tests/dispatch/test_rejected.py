@@ -36,6 +36,6 @@ def test_a_promise_to_somebody_else_is_named_as_such() -> None:
 
 
 def test_what_is_no_contention_is_none() -> None:
-    assert isinstance(rejected(Rejection("does_not_fit"), WANTED), DoesNotFit)
+    assert isinstance(rejected(Rejection("does_not_fit"), wanted=WANTED), DoesNotFit)
     assert isinstance(rejected(Rejection("no_decode")), Unavailable)
     assert isinstance(rejected(Rejection("no_room")), Contended)

@@ -135,7 +135,7 @@ def test_draining_gets_no_new_work() -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("model", "x"), ("weights", "y"), ("dtype", "bfloat16"), ("block_size", 8), ("lora", "l")]
 )
-def test_another_namespace_is_refused_naming_the_field(field: str, value: Any) -> None:
+def test_d2_another_namespace_is_refused_naming_the_field(field: str, value: Any) -> None:
     made = roster(record("a"))
     other = msgspec.structs.replace(NAMESPACE, **{field: value})
     changes = made.put(record("b", namespace=other), 0.0)

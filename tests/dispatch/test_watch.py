@@ -81,7 +81,7 @@ def found(setup: Setup, matches: dict[bytes, int]) -> dict[str, int]:
     return dict(setup.dispatcher.agents.matches(tuple(matches), np.array(list(matches.values()))))
 
 
-async def test_a_restart_in_place_is_seen_and_its_agent_too(setup: Setup) -> None:
+async def test_d7_a_restart_in_place_is_seen_and_its_agent_too(setup: Setup) -> None:
     await until(lambda: setup.dispatcher.readiness().ready)
     agent = AgentRecord(ref=Ref("p0-agent", 1), node="n", code=b"a" * 8, host="h", port=1, host_id="h")
     await setup.metadata.register(agent)
@@ -95,7 +95,7 @@ async def test_a_restart_in_place_is_seen_and_its_agent_too(setup: Setup) -> Non
     await until(lambda: setup.dispatcher.roster.get(Ref("p0", 2)) is not None)
 
 
-async def test_an_outage_of_the_store_degrades_and_nothing_else(setup: Setup, redis: RedisServer) -> None:
+async def test_e3_an_outage_of_the_store_degrades_and_nothing_else(setup: Setup, redis: RedisServer) -> None:
     await until(lambda: setup.dispatcher.readiness().ready)
     redis.kill()
     await until(lambda: setup.dispatcher.readiness().degraded == ["metadata_down"])

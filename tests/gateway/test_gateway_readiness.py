@@ -26,7 +26,7 @@ async def ready(api: Api) -> tuple[int, Any]:
         return response.status, {k: answer[k] for k in ("ready", "reasons", "degraded")}
 
 
-async def test_ready_says_why_not_and_what_is_lost(api: Api) -> None:
+async def test_e3_ready_says_why_not_and_what_is_lost(api: Api) -> None:
     assert await ready(api) == (200, {"ready": True, "reasons": [], "degraded": []})
     api.dispatcher.state = Readiness(True, [], ["metadata_down"])
     assert await ready(api) == (200, {"ready": True, "reasons": [], "degraded": ["metadata_down"]})

@@ -88,7 +88,7 @@ async def test_most_blocks_come_in_runs_not_loose(redis_server: RedisServer, lin
         assert mirror.prefix.places.loose < 200
 
 
-async def test_a_late_mirror_reads_what_is_there(redis_server: RedisServer, link: RedisLink) -> None:
+async def test_b4_a_late_mirror_reads_what_is_there(redis_server: RedisServer, link: RedisLink) -> None:
     blocks = keys(10_000)
     async with IndexPublisher(redis_server.url, "m", A) as a:
         a.committed(b"", blocks)

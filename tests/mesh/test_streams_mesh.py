@@ -39,7 +39,7 @@ def long_text(model: Path, rng: random.Random) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("kind", ["token ids", "text"])
-async def test_a_prompt_of_200_000_tokens_cold_and_warm(mesh: Mesh, tiny: Path, kind: str) -> None:
+async def test_a7_a_prompt_of_200_000_tokens_cold_and_warm(mesh: Mesh, tiny: Path, kind: str) -> None:
     """Its messages are larger than NATS takes: they travel in parts."""
     rng, count = random.Random(kind), LONG
     prompt: Any

@@ -35,7 +35,7 @@ def busiest_over_mean(counts: Any, of: int) -> float:
     return float(max(counts.values()) / (sum(counts.values()) / of))
 
 
-def test_one_hot_prefix_at_a_high_rate_spreads_with_its_hits_kept() -> None:
+def test_d4_one_hot_prefix_at_a_high_rate_spreads_with_its_hits_kept() -> None:
     """1,600 shared tokens of 1,760: cold 1.77 s, warm 0.17 s; one instance could serve six a second, twenty come."""
     four = Cluster("global_cache", 4, 2)
     offer(four, count=400, rate=20.0, shared=1600, own=160)
@@ -44,13 +44,13 @@ def test_one_hot_prefix_at_a_high_rate_spreads_with_its_hits_kept() -> None:
     assert 1 - four.computed / four.prompt >= 0.85  # of 0.909 that can be had
 
 
-def test_sharing_the_first_block_only_does_not_gather() -> None:
+def test_d5_sharing_the_first_block_only_does_not_gather() -> None:
     four = Cluster("global_cache", 4, 2)
     offer(four, count=200, rate=2.0, shared=BLOCK, own=1000)
     assert busiest_over_mean(four.served, 4) <= 1.5 and four.spread() <= 1.5
 
 
-def test_ties_of_an_idle_cluster_spread() -> None:
+def test_d6_ties_of_an_idle_cluster_spread() -> None:
     four = Cluster("global_cache", 4, 4)
     rng = random.Random(3)
     for i in range(40):

@@ -66,7 +66,7 @@ async def test_what_completes_after_the_lease_is_discarded(
     assert nothing_left(b) and await reader.contains([key(0)]) == [False]
 
 
-async def test_a_slow_read_is_renewed_and_succeeds(
+async def test_b6_a_slow_read_is_renewed_and_succeeds(
     start_agent: Start, connect: Connect, key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b, reader = await pair(start_agent, connect, key, lease_ttl=0.2)

@@ -94,5 +94,10 @@ class Rejection:
         """Of the objective that would be missed."""
         return {"ttft": self.ttft, "tbt": self.tbt}.get(self.reason, 0.0)
 
+    @property
+    def retry_after(self) -> float:
+        """Seconds until it would be accepted, were it alone; inf: never."""
+        return self.shortage.late if self.shortage else 1.0
+
     def candidates(self, limit: int = 8) -> list[Candidate]:
         return self.prices.candidates(limit) if self.prices is not None else []

@@ -175,6 +175,7 @@ class VirtualQueue:
         wait = min(late + max(line.again - now, 0.0), HORIZON)
         line.again = max(line.again, now) + shortage.takes * line.pace
         line.kept(accepted=False)
+        line.learn(True)
         return self._place(now, ticket, wait, shortage)
 
     def _place(self, now: float, ticket: int, wait: float, shortage: Shortage) -> float:
