@@ -133,7 +133,7 @@ class Returning(RuleBasedStateMachine):
         wait = self.queue.refuse(self.now, ticket, Shortage(lane, late, takes, 30.0))
         assert 0 < wait <= HORIZON
         if early:
-            assert self.told[ticket] - MOST_SLACK <= self.now + wait <= self.told[ticket] + 1e-6
+            assert self.told[ticket] - MOST_SLACK <= self.now + wait <= self.told[ticket] + MOST_SLACK
         elif len(self.queue) > places or ticket in self.told:
             self.told[ticket] = self.now + wait
 
