@@ -25,7 +25,7 @@ SLACK_SHARE, LEAST_SLACK, MOST_SLACK = 0.05, 0.1, 1.0
 edge would be refused every other time."""
 MOST = 65_536
 """Places; who finds none is told the horizon and has none."""
-LOOKS = 512
+LOOKS = 64
 """Places looked at for what is kept: those whose time comes next."""
 LEARN = 0.05
 LEAST_BELIEF = 0.05
