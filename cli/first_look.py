@@ -12,6 +12,7 @@ from cli.console import bytes_text
 from cli.probe import why_unreachable
 from shared.addresses import shown
 from shared.api_keys import read_key_file
+from shared.calibration import read_calibration
 from shared.errors import ConfigError
 
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -30,6 +31,11 @@ def keys_can_be_read(path: str) -> None:
         read_key_file(Path(path))
     except ConfigError as error:
         raise ConfigError(f"--api-keys: {error.message}", field="api_keys") from None
+
+
+def is_calibration(path: str) -> None:
+    """The file of latency models, as instances will read it; whether it is of their engine, they know."""
+    read_calibration(path)
 
 
 def folder_takes_files(flag: str, path: str) -> None:

@@ -17,6 +17,7 @@ COMMANDS = {
     "up": "cli.up:up",
     "chat": "cli.chat:chat",
     "load": "cli.load:load",
+    "calibrate": "cli.calibrate:calibrate",
     "store": "cli.store:store",
     "status": "cli.status:status",
     "trace": "cli.trace:trace",

@@ -108,6 +108,8 @@ class Plan:
             flags |= {"model": self.wiring.folder, "served_name": self.wiring.served, "dtype": self.settings.dtype}
             flags |= {"block_size": self.settings.block_size, "threads": self.settings.threads}
             flags |= {"context_length": self.settings.context_length} if self.settings.context_length else {}
+            model = self.settings.latency_model
+            flags |= {"latency_model": os.path.abspath(model)} if model else {}
             yield self._service(role, name, flags, ENGINES, self._secret)
 
     def conductors(self) -> list[Spec]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,15 @@ def require(path: str) -> None:
         raise InvalidInput("plots need matplotlib: pip install 'mooncake-mesh[plots]'", field="plot")
 
 
+def _unlabelled_between_decades(axis: Any) -> None:
+    """Labels between powers of ten overlap, unless there is no power of ten in sight."""
+    from matplotlib.ticker import NullFormatter
+
+    low, high = axis.get_view_interval()
+    if axis.get_scale() == "log" and math.floor(math.log10(high)) > math.floor(math.log10(low)):
+        axis.set_minor_formatter(NullFormatter())
+
+
 @contextlib.contextmanager
 def figure(path: str, rows: int, columns: int) -> Iterator[list[list[Axes]]]:
     """A figure of ``rows`` times ``columns`` panels, written to ``path`` at the end. No display is opened."""
@@ -40,4 +50,7 @@ def figure(path: str, rows: int, columns: int) -> Iterator[list[list[Axes]]]:
     for axes in grid.flat:
         axes.grid(True, alpha=0.3)
     yield grid
+    for axes in grid.flat:
+        for axis in (axes.xaxis, axes.yaxis):
+            _unlabelled_between_decades(axis)
     made.savefig(path, dpi=120)

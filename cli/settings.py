@@ -40,6 +40,13 @@ class UpSettings(CommonSettings, frozen=True, kw_only=True):
     ] = "float32"
     threads: Annotated[int, Meta(description="Compute threads of each instance.", ge=1, le=1024)] = 1
     block_size: Annotated[int, Meta(description="Tokens per KV block.", ge=16, le=512)] = 32
+    latency_model: Annotated[
+        str,
+        Meta(
+            description="File of `mooncake calibrate`, which spares instances to measure themselves; with the engine "
+            "`simulated`, the time that it takes."
+        ),
+    ] = ""
     pool_bytes: Annotated[int, Meta(description="DRAM pool of each node's store.", ge=1 << 20)] = 512 << 20
     ssd_path: Annotated[
         str, Meta(description="Folder for SSD tiers, one in it for each node's store; empty: DRAM alone.")

@@ -119,6 +119,8 @@ class Up:
             first_look.folder_takes_files("--ssd-path", self.settings.ssd_path)
         if self.settings.api_keys:
             first_look.keys_can_be_read(self.settings.api_keys)
+        if self.settings.latency_model:
+            first_look.is_calibration(self.settings.latency_model)
         first_look.pools_fit(self.settings.prefill + self.settings.decode, self.settings.pool_bytes)
 
     def _wiring(self, port: int, tls: dict[str, str]) -> Wiring:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from shared.engines.base import Draw, Engine, PoolMap, Work
+from shared.engines.base import Draw, Engine, PoolMap, Timed, Work
 from shared.engines.private_pool import anonymous_pool
 from shared.latency import DecodeModel, DecodeSample, PrefillModel, PrefillSample, fit_decode, fit_prefill
 from shared.messages import Sampling
@@ -23,6 +23,13 @@ DECODE = ((1, 64), (8, 64), (4, 1024), (1, 2048), (16, 64))
 
 
 Clock = Callable[[], float]
+
+
+def clock_of(engine: Engine, threads: int, device: str) -> Clock:
+    """What an engine's time is measured with: CPU time of this thread where it computes on this thread alone, so that
+    neighbours do not count."""
+    alone = threads == 1 and device == "cpu" and not isinstance(engine, Timed)
+    return time.thread_time if alone else time.perf_counter
 
 
 def quick_calibrate(
@@ -64,12 +71,12 @@ def _measure(engine: Engine, budget_s: float, clock: Clock) -> tuple[PrefillMode
 
 def _prefill_seconds(engine: Engine, n: int, p: int, clock: Clock) -> float:
     """As the last chunk of a prompt of ``n`` tokens, ``p`` of them there already."""
-    return _seconds(engine, [Work(_tokens(n - p), p, _slots(engine, n, 0), Draw(GREEDY, 0))], clock)
+    return _seconds(engine, [Work(tokens(n - p), p, slots(engine, n, 0), Draw(GREEDY, 0))], clock)
 
 
 def _decode_seconds(engine: Engine, batch: int, context: int, clock: Clock) -> float:
     rows = range(batch)
-    works = [Work(_tokens(1), context - 1, _slots(engine, context, i), Draw(GREEDY, 1)) for i in rows]
+    works = [Work(tokens(1), context - 1, slots(engine, context, i), Draw(GREEDY, 1)) for i in rows]
     return _seconds(engine, works, clock)
 
 
@@ -79,10 +86,12 @@ def _seconds(engine: Engine, batch: Sequence[Work], clock: Clock) -> float:
     return clock() - started
 
 
-def _tokens(count: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+def tokens(count: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    """Any tokens: which ones does not change the time."""
     return (np.arange(count, dtype=np.uint32) % 97) + 3
 
 
-def _slots(engine: Engine, tokens: int, first: int) -> list[int]:
+def slots(engine: Engine, tokens: int, first: int) -> list[int]:
+    """For a context of so many tokens, of the ``SLOTS`` that there are; sequence ``first`` begins elsewhere."""
     blocks = engine.namespace.geometry.blocks(tokens)
     return [(first * 7 + i) % SLOTS for i in range(blocks)]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from shared.calibration import Subject
 from shared.engines.base import Engine
 from shared.errors import ConfigError
 from shared.fingerprint import canonical_dtype
@@ -92,6 +93,18 @@ def _simulated(settings: EngineSettings) -> Engine:
 
 
 ENGINES: dict[str, Callable[[EngineSettings], Engine]] = {"simulated": _simulated, "transformers": _transformers}
+
+
+def subject(engine: Engine, settings: EngineSettings) -> Subject:
+    """What a calibration of this engine is of."""
+    return Subject(
+        engine=settings.engine,
+        model=str(getattr(engine, "name", "")),
+        weights=engine.namespace.weights,
+        dtype=engine.namespace.dtype,
+        threads=settings.threads,
+        device=settings.device,
+    )
 
 
 def load_engine(settings: EngineSettings) -> Engine:

@@ -48,7 +48,7 @@ class SimulatedSettings(CommonSettings, frozen=True, kw_only=True):
     ] = 2
 
     @property
-    def simulation(self) -> Simulation:
+    def described(self) -> Simulation:
         """What these settings describe."""
         from shared.engines.simulated import Simulation
         from shared.latency import DecodeModel, PrefillModel

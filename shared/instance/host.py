@@ -7,7 +7,6 @@ import contextlib
 import gc
 import os
 import secrets
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -18,11 +17,12 @@ import msgspec
 
 from shared.blocks import Namespace
 from shared.bus import Bus
+from shared.calibration import latency_models
 from shared.early_signals import STOPPING
 from shared.ending import until_told
 from shared.engines.base import Engine, KVStore, Timed
-from shared.engines.calibrate import quick_calibrate
-from shared.engines.registry import load_engine
+from shared.engines.calibrate import clock_of, quick_calibrate
+from shared.engines.registry import load_engine, subject
 from shared.errors import AgentGone, DeadlineExceeded, MooncakeError, NamespaceMismatch, Refused
 from shared.heartbeat import Heartbeat
 from shared.instance.compute import ComputeThread
@@ -117,8 +117,9 @@ class Host:
             engine = load_engine(self.settings)
         if isinstance(engine, Timed):
             return engine, engine.latency
-        alone = self.settings.threads == 1 and self.settings.device == "cpu"
-        clock = time.thread_time if alone else time.perf_counter
+        if self.settings.latency_model:
+            return engine, latency_models(self.settings.latency_model, subject(engine, self.settings))
+        clock = clock_of(engine, self.settings.threads, self.settings.device)
         return engine, quick_calibrate(engine, None, self.settings.calibrate_s, clock)
 
     def _record(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
 from shared.config import SECRET
 from shared.engines.simulated_settings import SimulatedSettings
+
+if TYPE_CHECKING:
+    from shared.engines.simulated import Simulation
 
 
 class InstanceSettings(SimulatedSettings, frozen=True, kw_only=True):
@@ -37,6 +41,13 @@ class InstanceSettings(SimulatedSettings, frozen=True, kw_only=True):
     calibrate_s: Annotated[
         float, Meta(description="Seconds to measure the engine at the start, for the latency models.", ge=0, le=600)
     ] = 2.0
+    latency_model: Annotated[
+        str,
+        Meta(
+            description="File of `mooncake calibrate` with the engine's latency models; empty: measured at the start. "
+            "The engine `simulated` takes the time that it says, whatever engine it was measured of."
+        ),
+    ] = ""
     silence_s: Annotated[
         float, Meta(description="Attempts of a conductor that is silent for longer are dropped.", ge=0.5, le=60)
     ] = 3.0
@@ -54,3 +65,14 @@ class InstanceSettings(SimulatedSettings, frozen=True, kw_only=True):
         float,
         Meta(description="How long the other instance may leave a question unanswered before it is left.", gt=0, le=60),
     ] = 10.0
+
+    @property
+    def simulation(self) -> Simulation:
+        """What these settings describe. Raises ConfigError for a file that is no calibration."""
+        from shared.calibration import read_calibration
+
+        described = self.described
+        if not self.latency_model:
+            return described
+        kept = read_calibration(self.latency_model)
+        return replace(described, prefill=kept.prefill, decode=kept.decode)

@@ -46,3 +46,8 @@ def test_keys_that_cannot_be_read_are_said_and_not_shown(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="--api-keys: ") as refused:
         keys_can_be_read(str(file))
     assert "sk-acme" not in refused.value.message
+
+
+def test_a_file_that_is_no_calibration_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        first_look.is_calibration(str(tmp_path / "calibration.json"))
