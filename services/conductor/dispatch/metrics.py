@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import fmean
+
 from shared.messages import Usage
 from shared.telemetry import counter, exemplar, gauge, histogram
+from shared.workload.measures import worst_tenth
 
 DECISION = (0.00002, 0.00005, 0.0001, 0.00015, 0.0003, 0.0006, 0.0012, 0.0025, 0.005, 0.01, 0.05)
 RATIO = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
@@ -19,6 +23,20 @@ DECISION_SECONDS = histogram(
 TTFT_PREDICTED = histogram("conductor_predicted_ttft_seconds", "Time to first token predicted when placed.")
 TTFT_ACTUAL = histogram("conductor_ttft_seconds", "Time to first token from the placement of its attempt.")
 TTFT_RATIO = histogram("conductor_ttft_prediction_ratio", "Actual over predicted time to first token.", buckets=RATIO)
+TBT_PREDICTED = histogram("conductor_predicted_tbt_seconds", "Time between tokens predicted when placed.")
+TBT_ACTUAL = histogram(
+    "conductor_tbt_seconds", "Per answer: mean of the worst tenth of the times between its tokens, from the first on."
+)
+TBT_RATIO = histogram(
+    "conductor_tbt_prediction_ratio",
+    "That mean of the worst tenth over the time between tokens predicted.",
+    buckets=RATIO,
+)
+STEP_RATIO = histogram(
+    "conductor_step_prediction_ratio",
+    "Mean time between the tokens that decode drew, over the time between tokens predicted.",
+    buckets=RATIO,
+)
 PROMPT_TOKENS = counter("conductor_prompt_tokens", "Tokens of prompts whose first token came.")
 HIT_TOKENS = counter("conductor_hit_tokens", "Of these, tokens that were not computed (hit rate by token).")
 LEFT_BEHIND = counter("conductor_tokens_left_behind", "Tokens not kept for slow readers; asked for again later.")
@@ -71,3 +89,16 @@ def first_token(predicted: float, actual: float, tokens: int, usage: Usage | Non
         TTFT_RATIO.observe(actual / predicted, exemplar())
     PROMPT_TOKENS.inc(tokens)
     HIT_TOKENS.inc(usage.cached_tokens if usage else 0)
+
+
+def last_token(predicted: float, gaps: Sequence[float]) -> None:
+    """An attempt is over. ``gaps``: seconds between its tokens, the first of them between prefill's and decode's."""
+    tbt = worst_tenth(gaps)
+    if tbt is None:
+        return
+    TBT_PREDICTED.observe(predicted)
+    TBT_ACTUAL.observe(tbt, exemplar())
+    if predicted > 0:
+        TBT_RATIO.observe(tbt / predicted, exemplar())
+    if predicted > 0 and len(gaps) > 1:
+        STEP_RATIO.observe(fmean(gaps[1:]) / predicted, exemplar())

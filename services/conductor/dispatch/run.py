@@ -183,6 +183,7 @@ class Run:
             self._drew(effort, side)
         if ready and effort.first is None:
             self._first_token(effort, event.usage, now)
+        effort.delivered(len(ready), now)
         return ready
 
     def _drew(self, effort: Effort, side: Side) -> None:
@@ -342,6 +343,7 @@ class Run:
                 self._mesh.spawn(self._mesh.teller.send(part.ref, effort.letters.cancel(part.ref, "finished")))
         if by_decode:
             self._mesh.counts.served[effort.placement.decode.id] += 1
+            metrics.last_token(effort.placement.decision.tbt, effort.gaps)
         effort.end()
 
     def _close(self) -> None:
