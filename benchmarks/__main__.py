@@ -1,10 +1,14 @@
-"""``make bench``: the walking mesh with the real model, at one thread an engine. ``--rounds N`` samples a row."""
+"""``make bench``: the walking mesh with the real model, at one thread an engine. ``--rounds N`` samples a row.
+
+``python -m benchmarks replay`` and ``prediction`` have options of their own.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import os
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -13,7 +17,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 SUITES = ("conductors", "gateway", "overload", "prefix", "split", "streams", "tracing")
 
 
+ALONE = ("replay", "prediction")
+"""Suites that are not part of ``make bench``: each wants the machine for minutes, and has its own options."""
+
+
 def main() -> None:
+    if sys.argv[1:2] and sys.argv[1] in ALONE:
+        return run_alone(sys.argv[1], sys.argv[2:])
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="suite", help=f"of {', '.join(SUITES)}; default: all")
     parser.add_argument("--rounds", type=int, default=5, help="samples of each row (default 5)")
@@ -34,6 +44,12 @@ def main() -> None:
     path, model = str(resolve_model(options.model)), served_name(options.model)
     for suite in options.suites or SUITES:
         asyncio.run(run(suite, path, model, options))
+
+
+def run_alone(suite: str, arguments: list[str]) -> None:
+    from benchmarks import prediction, replay
+
+    {"replay": replay, "prediction": prediction}[suite].main(arguments)
 
 
 async def run(suite: str, path: str, model: str, options: argparse.Namespace) -> None:
