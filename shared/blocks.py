@@ -18,6 +18,8 @@ KEY = 16
 SCHEMA = 1
 PROOF_TOKENS = 1024
 
+_SHA256 = hashlib.sha256()
+
 Tokens = npt.NDArray[np.uint32]
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -113,16 +115,17 @@ def unpack_tokens(packed: bytes) -> Tokens:
 
 def chain_keys(parent: bytes, tokens: Tokens, block_size: int) -> bytes:
     """Keys of the full blocks of ``tokens``, chained after ``parent`` (a root or the key before)."""
-    view = memoryview(np.ascontiguousarray(tokens, dtype="<u4").tobytes())
-    step, out, sha256 = 4 * block_size, bytearray(), hashlib.sha256
-    hashed = bytearray(len(parent) + step)  # one buffer: an object and a call less for each block
-    hashed[:-step] = parent
+    if len(tokens) < block_size:
+        return b""
+    view = memoryview(np.ascontiguousarray(tokens, dtype="<u4")).cast("B")
+    step, out, start = 4 * block_size, list[bytes](), _SHA256.copy
     for at in range(0, len(view) - step + 1, step):
-        hashed[-step:] = view[at : at + step]
-        parent = sha256(hashed).digest()[:KEY]
-        out += parent
-        hashed[:-step] = parent
-    return bytes(out)
+        one = start()  # a copy of an empty one: to look sha256 up by name takes as long as to hash 128 bytes
+        one.update(parent)
+        one.update(view[at : at + step])
+        parent = one.digest()[:KEY]
+        out.append(parent)
+    return b"".join(out)
 
 
 def split_keys(chain: bytes) -> list[bytes]:

@@ -15,6 +15,7 @@ from services.conductor.gateway import metrics
 from services.conductor.gateway.answer import Answer
 from services.conductor.gateway.ask import Ask
 from services.conductor.gateway.body import clip
+from services.conductor.gateway.chains import Chains
 from services.conductor.gateway.choices import fan_out
 from services.conductor.gateway.completions import Delivery
 from services.conductor.gateway.exchange import Exchange
@@ -42,6 +43,7 @@ class Completer:
         self._tokenizer = tokenizer
         self._offload = offload
         self._options = options
+        self._chains = Chains()
         self._held = held_gauge("gateway_requests")
         self._idle = asyncio.Event()
         self._idle.set()
@@ -117,7 +119,7 @@ class Completer:
         began = time.monotonic()
         # What a chat template complains of may quote the conversation.
         with tracer().start_as_current_span("tokenize", record_exception=False, set_status_on_exception=False) as span:
-            work = partial(prepare, ask, self._tokenizer, namespace, limits)
+            work = partial(prepare, ask, self._tokenizer, namespace, limits, self._chains.keys)
             # Hashing a few thousand ids takes less than to wake a thread.
             prepared = work() if ask.ready and size <= LONG_BODY else await self._offload.run(size, work)
             span.set_attribute("mooncake.prompt_tokens", sum(len(one.tokens) for one in prepared))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -34,7 +35,13 @@ class Prepared:
     echo: str = ""
 
 
-def prepare(ask: Ask, tokenizer: Tokenizer, namespace: Namespace, limits: Limits) -> list[Prepared]:
+Hashing = Callable[[bytes, Tokens, int], bytes]
+"""Root, tokens and block size -> chain of keys."""
+
+
+def prepare(
+    ask: Ask, tokenizer: Tokenizer, namespace: Namespace, limits: Limits, hashing: Hashing = chain_keys
+) -> list[Prepared]:
     """``namespace``: with the tenant's salt. All prompts are checked before any is hashed.
 
     Raises InvalidInput (a template that refuses, a token id that the model does not have), ContextLengthExceeded.
@@ -44,7 +51,7 @@ def prepare(ask: Ask, tokenizer: Tokenizer, namespace: Namespace, limits: Limits
     samplings = [ask.sampling(len(t), limits.context, limits.default_max, tokenizer.eos) for t in prompts]
     root = namespace.root()
     return [
-        Prepared(tokens, root, chain_keys(root, tokens, namespace.block_size), sampling, _echo(ask, prompt, tokenizer))
+        Prepared(tokens, root, hashing(root, tokens, namespace.block_size), sampling, _echo(ask, prompt, tokenizer))
         for prompt, tokens, sampling in zip(ask.prompts, prompts, samplings, strict=True)
     ]
 
