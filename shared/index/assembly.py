@@ -10,14 +10,15 @@ import numpy as np
 
 from shared.blocks import KEY, key_count
 from shared.index.entry import MOST_KEYS, NO_PARENT, Entry, unpack_heads
-from shared.index.forest import ROOT
+from shared.index.forest import ROOT, UNKNOWN
 
 MOST_PARTIAL = 64
 PATIENCE = 1.0  # seconds that an incomplete batch is remembered
 _FEW = 16
 
 Chain = tuple[bytes | None, bytes]
-"""(parent, consecutive keys). Parent ROOT: a chain begins, or the one before is not known; None: a single loose key."""
+"""(parent, consecutive keys). Parent ROOT: a chain begins; UNKNOWN: the one before is not known; None: a single loose
+key."""
 
 
 _ASCENDING = struct.pack(f"<{MOST_KEYS}H", *range(1, MOST_KEYS + 1))
@@ -73,7 +74,7 @@ def _segments(order: Sequence[int], keys: bytes, parents: dict[int, bytes]) -> I
         parent = parents.get(order[begin])
         chain = keys[begin * KEY : end * KEY]
         if parent is None:  # the one before is missing or was not known
-            yield (None if end - begin == 1 else ROOT), chain
+            yield (None if end - begin == 1 else UNKNOWN), chain
         else:
             yield (ROOT if parent == NO_PARENT else parent), chain
         begin = end

@@ -27,8 +27,8 @@ SWEPT = 5  # the incarnation is dead and has no entries any more
 REPUBLISH = 1  # flag: between BEGIN and END; ``state`` is not that of the hash yet
 FORCE = 2  # flag of END: the agent has read what the hash holds, and ``state`` is right
 
-_HEAD = struct.Struct("<BBBBHH8sQQ16sIHH")
-HEAD = _HEAD.size
+HEAD_FORMAT = struct.Struct("<BBBBHH8sQQ16sIHH")
+HEAD = HEAD_FORMAT.size
 NO_PARENT = bytes(KEY)
 
 
@@ -49,7 +49,7 @@ class Entry(NamedTuple):
 
 
 def pack(entry: Entry) -> bytes:
-    head = _HEAD.pack(
+    head = HEAD_FORMAT.pack(
         VERSION,
         entry.op,
         entry.tier,
@@ -75,7 +75,7 @@ def swept(code: bytes) -> bytes:
 def unpack(payload: bytes) -> Entry:
     """Raises ProtocolError for what is no entry of this version."""
     try:
-        version, op, tier, flags, n, h, code, seq, count, xor, batch, total, _ = _HEAD.unpack_from(payload)
+        version, op, tier, flags, n, h, code, seq, count, xor, batch, total, _ = HEAD_FORMAT.unpack_from(payload)
     except struct.error as e:
         raise ProtocolError(f"not an index entry: {len(payload)} bytes") from e
     keys = HEAD + n * KEY

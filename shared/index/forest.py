@@ -1,4 +1,8 @@
-"""The forest of runs: where chains of keys lie and how they hang together, whoever holds them."""
+"""The forest of runs: where chains of keys lie and how they hang together, whoever holds them.
+
+Whoever names a chain names what comes before it, so where a key has its place the one before has one too: of a new
+chain whose first key has none no other needs to be looked for. Runs that cannot know their parent are *doubtful*.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from shared.index.places import Places
 from shared.index.runs import MOST_RUN, SHIFT, Run, keys_of
 
 ROOT = b""  # parent of a first block
-
+UNKNOWN = b"?"  # there is a parent, perhaps, and nobody has said which
 
 Step = tuple[Run, int, int]
 """(run, base, cut) of a chain's path: its blocks from ``base`` on are the first ``cut`` of ``run``. base < 0: the chain
@@ -17,50 +21,35 @@ begins with block ``-base`` of the run."""
 
 
 class Forest:
-    """``settle(run, position, key, holders)`` is called when a loose key is about to get its place."""
+    """``settle(run, position, key, holders)`` is called when a loose key has got its place, ``linked(run)`` when the
+    parent of a run becomes known."""
 
-    def __init__(self, settle: Callable[[Run, int, bytes, int], None]) -> None:
+    def __init__(self, settle: Callable[[Run, int, bytes, int], None], linked: Callable[[Run], None]) -> None:
         self.places = Places()
         self._settle = settle
+        self._linked = linked
         self._runs: list[Run | None] = []
         self._free: list[int] = []
-
-    def run(self, place: int) -> Run:
-        run = self._runs[place >> SHIFT]
-        assert run is not None  # a key has a place only in a run that exists
-        return run
+        self._doubtful: dict[bytes, int] = {}  # how many runs have this doubt
 
     def find(self, key: bytes) -> tuple[Run, int] | None:
-        at = self.places.dicts[key[0]].get(key) if key else None
-        return None if at is None or at < 0 else (self.run(at), at & MOST_RUN - 1)
+        place = self.places.find(key) if len(key) == KEY else -1
+        if place < 0:
+            return None
+        run, at = self._runs[place >> SHIFT], place & MOST_RUN - 1
+        return (run, at) if run is not None and run.keys.startswith(key, at * KEY) else None
 
     def span(self, chain: bytes) -> tuple[Run | None, int, int]:
         """(run, position, n): the first n >= 1 keys of ``chain`` lie there in a row; None: the first has no place."""
-        place = self.places.dicts[chain[0]].get(chain[:KEY], -1)
-        if place < 0:
+        found = self.find(chain[:KEY])
+        if found is None:
             return None, 0, 1
-        run, at = self.run(place), place & MOST_RUN - 1
-        size = len(chain)
-        have = run.keys[at * KEY : at * KEY + size]
-        if have == chain:
-            return run, at, size // KEY
-        low, high = 1, min(len(have), size) // KEY + 1
-        while high - low > 1:
-            mid = (low + high) // 2
-            if have[: mid * KEY] == chain[: mid * KEY]:
-                low = mid
-            else:
-                high = mid
-        return run, at, low
+        return *found, found[0].common(found[1], chain)
 
     def path(self, chain: bytes) -> list[Step]:
         """The runs of the longest known prefix of ``chain``, last first."""
-        end = self._known(chain, len(chain) // KEY)
+        end = self._known(chain)
         while end:
-            key = chain[end * KEY - KEY : end * KEY]
-            place = self.places.dicts[key[0]][key]
-            if place & MOST_RUN - 1 == end - 1:  # by far the most common: all of it in one run
-                return [(self.run(place), 0, end)]
             steps, end = self._walk(chain, end)
             if steps:
                 return steps
@@ -78,7 +67,7 @@ class Forest:
             if base <= 0:
                 return steps, end
             if run.parent is None and not self._link(run, chain, base):
-                return [], self._known(chain, base)
+                return [], self._known(chain[: base * KEY])
             assert run.parent is not None
             found, index = (run.parent, run.at - 1), base - 1
         return [], 0
@@ -88,47 +77,53 @@ class Forest:
         before = chain[base * KEY - KEY : base * KEY]
         found = self.find(before)
         if found is None and self.places.holders(before):
-            self.grow(before, ROOT)
+            self.grow(before, UNKNOWN)
             found = self.find(before)
         if found is None or found[0].follows(run):
             return False
+        self._linked(run)
+        self.believe(run)
         run.parent, run.at = found[0], found[1] + 1
         run.parent.forks += 1
         return True
 
-    def _known(self, chain: bytes, most: int) -> int:
-        """How many keys from the start are known, where the known ones are the first; else the end of some such row."""
-        dicts, low, high, mid = self.places.dicts, -1, most, 0
-        while high - low > 1:  # nothing known is common, and so is everything known
-            at = mid * KEY
-            if dicts[chain[at]].get(chain[at : at + KEY], -1) >= 0:
-                mid, low = (high - 1 if mid == 0 else (mid + high) >> 1), mid
+    def _known(self, chain: bytes) -> int:
+        """How many keys from the start are known, or in any case the last; loose ones get their places."""
+        most, end = len(chain) // KEY, 0
+        if not most or self.find(chain[-KEY:]) is not None:
+            return most
+        while end < most:
+            found = self.find(chain[end * KEY : end * KEY + KEY])
+            if found is not None:
+                end += found[0].common(found[1], chain, end)
+            elif loose := self._loose(chain, end):
+                before = chain[end * KEY - KEY : end * KEY] if end else UNKNOWN
+                end += self.grow(chain[end * KEY : (end + loose) * KEY], before)[2]
             else:
-                mid, high = (low + mid) >> 1, mid
-        return high if high == most else self._place_loose(chain, high, most)
-
-    def _place_loose(self, chain: bytes, known: int, most: int) -> int:
-        """Block ``known`` has no place: give it one if it is loose, and what follows. Returns the end of the known."""
-        while known < most:
-            key = chain[known * KEY : known * KEY + KEY]
-            at = self.places.get(key)
-            if at is None:
                 break
-            if at < 0:
-                self.grow(key, chain[known * KEY - KEY : known * KEY] if known else ROOT)
-            known += 1
-        return known
+        return end
+
+    def _loose(self, chain: bytes, begin: int) -> int:
+        """How many keys from ``begin`` on are loose."""
+        end, size = begin, len(chain) // KEY
+        if self.places.loose:
+            while end < size and self.places.holders(chain[end * KEY : end * KEY + KEY]):
+                end += 1
+        return end - begin
 
     def grow(self, chain: bytes, parent: bytes) -> tuple[Run, int, int]:
         """Give the first keys of ``chain``, up to one that has a place, their places after ``parent``. The first has
         none yet. Returns (run, position, n) as :meth:`span` would then."""
-        if parent and self.places.holders(parent):
-            self.grow(parent, ROOT)
+        if len(parent) == KEY and self.places.holders(parent):
+            self.grow(parent, UNKNOWN)
         run, position = self.find(parent) or (None, -1)
         first: tuple[Run, int, int] | None = None
         while True:
             start = len(run.keys) // KEY if run is not None else MOST_RUN
-            if run is None or position + 1 < start or start == MOST_RUN:
+            if run is None:
+                run, start = self._new_run(None, 0), 0
+                self._doubt(run, chain[:KEY] if parent == UNKNOWN else parent)
+            elif position + 1 < start or start == MOST_RUN:
                 run, start = self._new_run(run, position + 1), 0
             part = chain[: (MOST_RUN - start) * KEY]
             placed = self._place(run, start, part)
@@ -141,17 +136,32 @@ class Forest:
 
     def _place(self, run: Run, start: int, chain: bytes) -> int:
         """Append keys to ``run``; returns how many came before one that has a place."""
-        dicts, first = self.places.dicts, run.id << SHIFT | start
-        for place, key in enumerate(keys_of(chain), first):
-            there = dicts[key[0]].setdefault(key, place)
-            if there != place:
-                if there >= 0:
-                    run.keys += chain[: (place - first) * KEY]
-                    return place - first
-                self._settle(run, place & MOST_RUN - 1, key, ~there)
-                dicts[key[0]][key] = place
+        places, keys = self.places, keys_of(chain)
+        if self._doubtful and not self._doubtful.keys().isdisjoint(keys):
+            there = (places.find_all(chain) >= 0).nonzero()[0]
+            if len(there):
+                keys = keys[: int(there[0])]
+                chain = chain[: len(keys) * KEY]
         run.keys += chain
-        return len(chain) // KEY
+        places.put(chain, run.id << SHIFT | start)
+        if places.loose:
+            for position, key in enumerate(keys, start):
+                if holders := places.holders(key):
+                    self._settle(run, position, key, holders)
+        return len(keys)
+
+    def _doubt(self, run: Run, key: bytes) -> None:
+        run.doubt = key
+        if key:
+            self._doubtful[key] = self._doubtful.get(key, 0) + 1
+
+    def believe(self, run: Run) -> None:
+        """What comes before ``run`` is known now, or it will be gone."""
+        if run.doubt:
+            self._doubtful[run.doubt] -= 1
+            if not self._doubtful[run.doubt]:
+                del self._doubtful[run.doubt]
+            run.doubt = b""
 
     def _new_run(self, parent: Run | None, at: int) -> Run:
         id = self._free.pop() if self._free else len(self._runs)
@@ -163,9 +173,7 @@ class Forest:
 
     def cut(self, run: Run, top: int) -> None:
         """Forget the keys of ``run`` from ``top`` on, which nobody holds."""
-        dicts = self.places.dicts
-        for key in keys_of(bytes(run.keys[top * KEY :])):
-            del dicts[key[0]][key]
+        self.places.remove(bytes(run.keys[top * KEY :]), run.id << SHIFT | top)
         del run.keys[top * KEY :]
 
     def exists(self, run: Run) -> bool:
@@ -173,6 +181,7 @@ class Forest:
 
     def forget(self, run: Run) -> Run | None:
         """``run`` is empty. Returns its parent, which may have become a leaf."""
+        self.believe(run)
         self._runs[run.id] = None
         self._free.append(run.id)
         if run.parent is not None:

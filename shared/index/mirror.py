@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shared.blocks import KEY, key_count
+from shared.blocks import key_count
 from shared.errors import ProtocolError
 from shared.index import SHARDS, shard_of
-from shared.index.assembly import Partials, chains, single
+from shared.index.assembly import Partials, chains
 from shared.index.digest import State, rotated, xor_keys
 from shared.index.entry import ADD, BEGIN, DELETE, END, REPUBLISH, SWEPT, Entry, unpack
+from shared.index.lines import Line
 from shared.index.prefix import Effect, Lengths, PrefixIndex
 from shared.index.scan import Scan
 
@@ -42,30 +43,6 @@ class _Shard:
     not_before: float = 0.0
     pause: float = RESYNC_FIRST
     scan: Scan | None = None
-
-
-@dataclass(slots=True)
-class _Line:
-    """Entries of one agent and shard that go on where the one before ended; ``entry`` is the first."""
-
-    number: int
-    entry: Entry
-    parent: bytes
-    pieces: list[bytes]
-
-    def goes_on(self, number: int, entry: Entry, parent: bytes) -> bool:
-        first = self.entry
-        if number != self.number or entry.code != first.code or entry.op != first.op or entry.tier != first.tier:
-            return False
-        return entry.op == DELETE or parent == self.pieces[-1][-KEY:]
-
-
-def _piece(entry: Entry) -> tuple[bytes, bytes] | None:
-    """(parent, keys) of an entry that needs no other to be understood."""
-    if entry.op == DELETE:
-        return b"", entry.keys
-    chain = single(entry) if entry.op == ADD else None
-    return None if chain is None or chain[0] is None else (chain[0], chain[1])
 
 
 class Mirror:
@@ -154,16 +131,68 @@ class Mirror:
 
     def apply(self, read: Mapping[int, Sequence[tuple[int, bytes]]], now: float) -> None:
         """Shard -> (id, entry) in order. What comes together is put together: read all shards in one go."""
+        if len(self._shards) == 1:
+            touched = self._apply_stream(read.get(0, ()), now)
+        else:
+            touched = self._apply_together(read, now)
+        for (number, _), entry in touched.items():
+            self._check(number, entry)
+        for code in {entry.code for entry in touched.values() if entry.op == SWEPT}:
+            self._swept(code)
+        for number in read:
+            self._compare(self._shards[number])
+
+    def _apply_stream(self, entries: Sequence[tuple[int, bytes]], now: float) -> dict[tuple[int, bytes], Entry]:
+        """Of the only shard, so nothing has to be put together. Returns the last entries by agent, as to be checked."""
+        shard, touched, line = self._shards[0], dict[tuple[int, bytes], Entry](), None
+        for id, payload in entries:
+            if line is not None and line.takes(payload):
+                shard.cursor = id
+                continue
+            if line is not None:
+                self._end_line(line, shard, touched)
+                line = None
+            shard.cursor = id
+            entry = self._unpack(payload)
+            if entry is None:
+                continue
+            self._follow(shard, entry)
+            line = Line.of(0, entry)
+            if line is None:
+                self._change([(0, entry)], now)
+                if id > shard.exact or entry.op == SWEPT:
+                    touched[0, entry.code] = entry
+        if line is not None:
+            self._end_line(line, shard, touched)
+        return touched
+
+    def _end_line(self, line: Line, shard: _Shard, touched: dict[tuple[int, bytes], Entry]) -> None:
+        """All of it is taken: the cursor is that of its last entry."""
+        code = line.first.code
+        shard.states[code] = shard.states[code]._replace(seq=line.state.seq)
+        self._change_line(line)
+        if shard.cursor > shard.exact:
+            touched[0, code] = line.first._replace(state=line.state)
+
+    def _unpack(self, payload: bytes) -> Entry | None:
+        try:
+            return unpack(payload)
+        except ProtocolError:
+            self.garbage += 1
+            return None
+
+    def _apply_together(
+        self, read: Mapping[int, Sequence[tuple[int, bytes]]], now: float
+    ) -> dict[tuple[int, bytes], Entry]:
+        """A batch's entries are in several shards, and belong together. Returns the same."""
         groups: dict[tuple[bytes, int, int, int], list[tuple[int, Entry]]] = {}
         touched: dict[tuple[int, bytes], Entry] = {}
         for number, entries in read.items():
             shard = self._shards[number]
             for at, (id, payload) in enumerate(entries):
                 shard.cursor = id
-                try:
-                    entry = unpack(payload)
-                except ProtocolError:
-                    self.garbage += 1
+                entry = self._unpack(payload)
+                if entry is None:
                     continue
                 self._follow(shard, entry)
                 if entry.batch:
@@ -174,13 +203,9 @@ class Mirror:
                 groups.setdefault(order, []).append((number, entry))
                 if id > shard.exact or entry.op == SWEPT:
                     touched[number, entry.code] = entry
-        self._change_all([groups[order] for order in sorted(groups)], now)
-        for (number, _), entry in touched.items():
-            self._check(number, entry)
-        for code in {entry.code for entry in touched.values() if entry.op == SWEPT}:
-            self._swept(code)
-        for number in read:
-            self._compare(self._shards[number])
+        for order in sorted(groups):
+            self._change_group(groups[order], now)
+        return touched
 
     def _follow(self, shard: _Shard, entry: Entry) -> None:
         """Sequence and phases, in stream order."""
@@ -197,25 +222,15 @@ class Mirror:
             shard.republishing.discard(code)
         shard.states[code] = State(entry.state.seq, before.size, before.xor)
 
-    def _change_all(self, groups: Sequence[Sequence[tuple[int, Entry]]], now: float) -> None:
-        """What one agent adds to one chain or removes, a piece after the other, is one change."""
-        line: _Line | None = None
-        for group in groups:
-            number, entry = group[0]
-            piece = _piece(entry) if len(group) == 1 else None
-            if piece is not None and line is not None and line.goes_on(number, entry, piece[0]):
-                line.pieces.append(piece[1])
-                continue
-            if line is not None:
-                self._change_line(line)
-            line = None if piece is None else _Line(number, entry, piece[0], [piece[1]])
-            if line is None:
-                self._change(group, now)
-        if line is not None:
+    def _change_group(self, group: Sequence[tuple[int, Entry]], now: float) -> None:
+        line = Line.of(*group[0]) if len(group) == 1 else None
+        if line is None:
+            self._change(group, now)
+        else:
             self._change_line(line)
 
-    def _change_line(self, line: _Line) -> None:
-        entry, keys = line.entry, b"".join(line.pieces)
+    def _change_line(self, line: Line) -> None:
+        entry, keys = line.first, b"".join(line.pieces)
         column = self._column(entry.code)
         self._account(line.number, entry, keys)
         if entry.op == DELETE:

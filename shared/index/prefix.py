@@ -1,27 +1,26 @@
 """Who holds how long a prefix of a chain of blocks: the conductor's view of the index, pure.
 
 Chained keys form a forest of runs (a fork points at its parent run and position, so runs never split). Per column (an
-agent) and run one int says what is held. Matching finds the last known key by bisection, walks up the forks and then
-takes a few numpy operations per fork. Keys whose parent is not known are loose until a match shows their chain.
+agent) and run one int says what is held. Matching finds the last known key; the vector kept for its run answers, or the
+forks are walked up to make one. Keys whose parent is not known are loose until a match shows their chain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from itertools import compress
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from shared.blocks import KEY
-from shared.index.forest import Forest
-from shared.index.runs import MOST_RUN, Run, bitmap, keys_of, last, ones, packed, prefix
+from shared.index.forest import ROOT, Forest, Step
+from shared.index.runs import Run, bitmap, keys_of, last, ones, packed, prefix
+from shared.index.vectors import Lengths, Vectors
 
-FEW = 6  # a run with more holders gets a vector of prefix lengths when matched
-MOST_VECTORS = 4096
 COLUMNS = 16
-
-Lengths = npt.NDArray[np.int32]
+UNORDERED = 8
+"""Keys to remove from which on it pays to sort them by their places."""
 
 
 class Effect(NamedTuple):
@@ -39,13 +38,13 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self.width = COLUMNS
-        self.forest = Forest(self._settle)
+        self.forest = Forest(self._settle, self._linked)
         self.places = self.forest.places
         self.held: list[dict[Run, int]] = [{} for _ in range(COLUMNS)]
         self.slow: list[dict[Run, int]] = [{} for _ in range(COLUMNS)]  # of those held, what is not in DRAM: bitmap
         self.loose_slow: dict[bytes, int] = {}
         self._free_columns = list(range(COLUMNS - 1, -1, -1))
-        self._vectors: dict[Run, None] = {}
+        self._vectors = Vectors(self.held)
         self._dropping: list[int] = []
         self._sweep = 0  # next first byte where dropped columns are taken out of loose keys
         self._trims: list[Run] = []
@@ -58,8 +57,6 @@ class PrefixIndex:
             self.held += [{} for _ in range(self.width)]
             self.slow += [{} for _ in range(self.width)]
             self.width *= 2
-            for run in self._vectors:
-                run.vector = None
             self._vectors.clear()
         return self._free_columns.pop()
 
@@ -114,6 +111,8 @@ class PrefixIndex:
             if run is None:
                 effect = self._store_loose(column, chain[:KEY], tier, effect)
             else:
+                if run.doubt and parent == ROOT and at == 0 and run.parent is None:
+                    self.forest.believe(run)  # it begins a chain indeed
                 v = held.get(run, 0)
                 if 0 <= v <= at and not tier:
                     self._hold(column, run, at + n if v == at else packed(bitmap(v) | (1 << n) - 1 << at))
@@ -130,9 +129,10 @@ class PrefixIndex:
     def store_loose(self, column: int, keys: Iterable[bytes], tier: int) -> None:
         """The same for many keys in no order, without saying which changed something."""
         dicts, alone, new = self.places.dicts, self.places.share(~(1 << column)), 0
-        for key in keys:
+        some = list(keys)
+        for key, placed in zip(some, (self.places.find_all(b"".join(some)) >= 0).tolist(), strict=True):
             places = dicts[key[0]]
-            if tier == 0 and key not in places:
+            if tier == 0 and not placed and key not in places:
                 places[key] = alone
                 new += 1
             else:
@@ -178,8 +178,12 @@ class PrefixIndex:
         """``column`` does not hold these blocks any more (``moved`` of the answer: those that were not in DRAM)."""
         effect = _WHOLE
         held, trims = self.held[column], list[Run]()
+        whole = len(chain)
         while chain:
             run, at, n = self.forest.span(chain)
+            if len(chain) == whole > max(n, UNORDERED) * KEY:  # in no order, or an agent's, which drops leaves first
+                chain, whole = self._by_place(chain), 0
+                continue
             if run is None:
                 effect = self._remove_loose(column, chain[:KEY], effect)
             else:
@@ -195,6 +199,10 @@ class PrefixIndex:
         for run in dict.fromkeys(trims):
             self._trim(run)
         return effect
+
+    def _by_place(self, chain: bytes) -> bytes:
+        order = self.places.find_all(chain).argsort(kind="stable")
+        return np.frombuffer(chain, dtype=f"V{KEY}")[order].tobytes()
 
     def _remove_some(self, column: int, run: Run, at: int, n: int, effect: Effect) -> Effect:
         asked = (1 << n) - 1 << at
@@ -219,35 +227,38 @@ class PrefixIndex:
 
     def tier(self, column: int, key: bytes) -> int:
         """0 in DRAM, 1 not in DRAM, -1 not held."""
-        at = self.places.get(key)
-        if at is None:
-            return -1
-        if at < 0:
-            held, slow = ~at >> column & 1, self.loose_slow.get(key, 0) >> column & 1
+        found = self.forest.find(key)
+        if found is None:
+            held, slow = self.places.holders(key) >> column & 1, self.loose_slow.get(key, 0) >> column & 1
         else:
-            run, position = self.forest.run(at), at & MOST_RUN - 1
+            run, position = found
             held = bitmap(self.held[column].get(run, 0)) >> position & 1
             slow = self.slow[column].get(run, 0) >> position & 1
         return slow if held else -1
 
     def match(self, chain: bytes) -> Lengths:
         """Per column the number of blocks of the prefix of ``chain`` that it holds."""
-        lengths: Lengths | None = None
-        for run, base, cut in reversed(self.forest.path(chain)):
-            vector = run.vector
-            if vector is None and run.who.bit_count() > FEW and base >= 0:
-                vector = self._vector(run)
-            if vector is not None and base == 0:
-                lengths = np.minimum(vector, cut)
-            elif vector is not None and base > 0 and lengths is not None:
-                more = np.minimum(vector, cut)
-                more *= lengths == base  # only who holds all of the path so far
-                lengths += more
-            else:
-                if lengths is None:
-                    lengths = np.zeros(self.width, np.int32)
-                self._match_few(lengths, run, base, cut)
-        return np.zeros(self.width, np.int32) if lengths is None else lengths
+        end = len(chain) // KEY
+        found = self.forest.find(chain[-KEY:])
+        if found is not None and found[0].vector is not None and found[0].base + found[1] + 1 == end:
+            shorter: Lengths = np.minimum(found[0].vector, end)
+            return shorter
+        path = self.forest.path(chain)
+        if not path:
+            return np.zeros(self.width, np.int32)
+        return self._match_path(path)
+
+    def _match_path(self, path: list[Step]) -> Lengths:
+        run, base, cut = path[0]
+        first, offset, _ = path[-1]
+        lengths: Lengths
+        if offset == 0 and first.parent is None:
+            lengths = np.minimum(self._vectors.along(path) if run.vector is None else run.vector, base + cut)
+            return lengths
+        lengths = np.zeros(self.width, np.int32)
+        for run, base, cut in reversed(path):
+            self._match_few(lengths, run, base, cut)
+        return lengths
 
     def _match_few(self, lengths: Lengths, run: Run, base: int, cut: int) -> None:
         for column in ones(run.who):
@@ -256,6 +267,14 @@ class PrefixIndex:
                 lengths[column] = prefix(packed((bitmap(v) & (1 << cut) - 1) >> -base))
             elif lengths[column] == base:
                 lengths[column] = base + min(prefix(v), cut)
+
+    def inventory(self, column: int) -> Iterator[list[bytes]]:
+        """All keys that ``column`` holds, some at a time; changes meanwhile may be missed."""
+        for run, v in list(self.held[column].items()):
+            keys = keys_of(bytes(run.keys))
+            yield list(keys[:v] if v >= 0 else compress(keys, (~v >> at & 1 for at in range(len(keys)))))
+        for places in self.places.dicts:
+            yield [key for key, place in places.items() if ~place >> column & 1]
 
     @property
     def has_slow(self) -> bool:
@@ -294,7 +313,7 @@ class PrefixIndex:
             run.who &= ~(1 << column)
             self.slow[column].pop(run, None)
         if run.vector is not None:
-            run.vector[column] = prefix(v)
+            self._vectors.changed(run, column)
 
     def _mark_slow(self, column: int, run: Run, mask: int) -> None:
         if mask:
@@ -308,16 +327,9 @@ class PrefixIndex:
         else:
             self.loose_slow.pop(key, None)
 
-    def _vector(self, run: Run) -> npt.NDArray[Any]:
-        vector = run.vector = np.zeros(self.width, np.int32)
-        for column in ones(run.who):
-            vector[column] = prefix(self.held[column][run])
-        if len(self._vectors) >= MOST_VECTORS:
-            oldest = next(iter(self._vectors))
-            del self._vectors[oldest]
-            oldest.vector = None
-        self._vectors[run] = None
-        return vector
+    def _linked(self, run: Run) -> None:
+        if run.vector is not None:
+            self._vectors.drop(run)
 
     def _trim(self, run: Run | None) -> None:
         """Forget keys at the end of a run that nobody holds and nothing forks from."""
@@ -330,5 +342,5 @@ class PrefixIndex:
             self.forest.cut(run, top)
             if top:
                 return
-            self._vectors.pop(run, None)
+            self._vectors.drop(run)
             run = self.forest.forget(run)

@@ -30,25 +30,47 @@ def keys_of(chain: bytes) -> tuple[bytes, ...]:
 
 class Run:
     """``keys`` follow each other. The first follows key ``at - 1`` of ``parent``; where parent is None it begins a
-    chain or its parent is not known. ``forks``: runs whose parent this is. ``who``: bitmap of columns that hold any.
-    ``vector``: prefix length per column, where it has been worth keeping one."""
+    chain or its parent is not known: then ``doubt`` is a key that a chain can have before this run's others, though
+    they have their places (the parent's name, or else the run's first key). ``forks``: runs whose parent this is.
+    ``who``: bitmap of columns that hold any. ``vector``: per column the blocks it holds of the chain down to the end
+    of this run, without a hole, where it has been worth keeping one; ``base``: blocks of that chain before this run;
+    ``kids``: forks with a vector, which rest on this one, the last one of them after ``reach`` blocks."""
 
-    __slots__ = ("at", "forks", "id", "keys", "parent", "vector", "who")
+    __slots__ = ("at", "base", "doubt", "forks", "id", "keys", "kids", "parent", "reach", "vector", "who")
 
     def __init__(self, id: int, parent: Run | None, at: int) -> None:
         self.id = id
         self.keys = bytearray()
         self.parent = parent
         self.at = at
+        self.doubt = b""
         self.forks = 0
         self.who = 0
         self.vector: npt.NDArray[Any] | None = None
+        self.base = 0
+        self.kids: set[Run] | None = None
+        self.reach = 0
 
     def __len__(self) -> int:
         return len(self.keys) // KEY
 
     def key(self, position: int) -> bytes:
         return bytes(self.keys[position * KEY : position * KEY + KEY])
+
+    def common(self, at: int, chain: bytes, begin: int = 0) -> int:
+        """How many keys of ``chain`` from ``begin`` on are here from ``at`` on."""
+        size = len(chain) // KEY - begin
+        rest = memoryview(chain)[begin * KEY :]
+        if self.keys.startswith(rest, at * KEY):
+            return size
+        low, high = 0, min(len(self.keys) // KEY - at, size) + 1
+        while high - low > 1:
+            mid = (low + high) // 2
+            if self.keys.startswith(rest[low * KEY : mid * KEY], (at + low) * KEY):
+                low = mid
+            else:
+                high = mid
+        return low
 
     def follows(self, other: Run) -> bool:
         """This run is ``other`` or descends from it."""

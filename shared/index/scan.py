@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from shared.index.digest import State, rotated, xor_keys
@@ -75,24 +75,24 @@ class Scan:
             if states.get(code, _NOTHING)[1:] != self.states.get(code, _NOTHING)[1:]
         ]
         surplus = [code for code in differing if states.get(code, _NOTHING).size]
-        for byte in first_bytes:
-            here = {code: self._found.get(code, {}).pop(byte, (set(), set())) for code in differing}
-            if surplus:
-                yield from self._remove(prefix, byte, {column(code): here[code] for code in surplus})
-            for code, pair in here.items():
-                for tier, keys in enumerate(pair):
+        bytes_here = frozenset(first_bytes)
+        for code in surplus:
+            yield from self._remove(prefix, column(code), self._found.get(code, {}), bytes_here)
+        for byte in bytes_here:
+            for code in differing:
+                for tier, keys in enumerate(self._found.get(code, {}).pop(byte, ())):
                     for some in _slices(keys):
                         prefix.store_loose(column(code), some, tier)
                         yield
 
-    def _remove(self, prefix: PrefixIndex, byte: int, surplus: Mapping[int, Keys]) -> Iterator[None]:
-        """What the columns hold under this first byte and should not."""
-        for rows in prefix.places.page(byte, SLICE):
-            for key, _ in rows:
-                for column, (fast, slow) in surplus.items():
-                    if key not in fast and key not in slow and prefix.tier(column, key) >= 0:
-                        prefix.remove(column, key)
-            yield
+    def _remove(self, prefix: PrefixIndex, column: int, found: Found, first_bytes: Collection[int]) -> Iterator[None]:
+        """What the column holds of this shard and should not."""
+        for keys in prefix.inventory(column):
+            for some in _slices(keys):
+                mine = (key for key in some if key[0] in first_bytes)
+                gone = [key for key in mine if not any(key in tier for tier in found.get(key[0], ()))]
+                prefix.remove(column, b"".join(gone))
+                yield
 
 
 def _slices(keys: Iterable[bytes]) -> Iterator[list[bytes]]:

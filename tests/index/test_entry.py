@@ -15,7 +15,7 @@ from shared.index.assembly import Chain, Partials, chains
 from shared.index.batches import MOST_BATCH, Change, cut
 from shared.index.digest import State, rotated, unpack_state, xor_keys
 from shared.index.entry import ADD, Entry, pack, pack_heads, unpack, unpack_heads
-from shared.index.forest import ROOT
+from shared.index.forest import ROOT, UNKNOWN
 
 keys = st.binary(min_size=KEY, max_size=KEY)
 numbers = st.integers(0, 2**53 - 1)
@@ -57,7 +57,7 @@ def changes_of(shape: list[tuple[str, int]], rng: random.Random) -> tuple[list[C
     for how, length in shape:
         chain = [rng.randbytes(KEY) for _ in range(length)]
         parent: bytes | None = {"root": b"", "parent": rng.randbytes(KEY), "unknown": None}[how]
-        heard = ROOT if how == "root" or (how == "unknown" and length > 1) else parent
+        heard = ROOT if how == "root" else UNKNOWN if how == "unknown" and length > 1 else parent
         expected.append((heard, b"".join(chain)))
         for key in chain:
             changes.append(Change(key, parent, -1, 0, len(changes)))
