@@ -21,7 +21,7 @@ from typing import Any
 import redis
 
 from benchmarks import report
-from benchmarks.index import CHAIN, messages, random_chains, resident
+from benchmarks.index_load import CHAIN, messages, random_chains, resident
 from services.store.pool import Pool
 from shared.blocks import KEY, split_keys
 from shared.embedded import RedisServer

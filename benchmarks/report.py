@@ -20,8 +20,8 @@ RESULTS = Path(__file__).parent / "results"
 @dataclass
 class Row:
     """One line of a result. ``value`` is the median of ``n`` samples (None: not run, ``note`` says why); ``cpu_s`` is
-    CPU seconds per sample of all processes of the contender, where it was taken. ``budget``: the least that ``value``
-    should be, and whether it is (``met``)."""
+    CPU seconds per sample of all processes of the contender, where it was taken. ``budget``: the least (or the most)
+    that ``value`` should be, and whether it is (``met``)."""
 
     what: str
     contender: str
@@ -33,6 +33,16 @@ class Row:
     note: str = ""
     budget: float | None = None
     met: bool | None = None
+
+    def least(self, budget: float) -> Row:
+        """``value`` should be no less."""
+        self.budget, self.met = budget, self.value is not None and self.value >= budget
+        return self
+
+    def most(self, budget: float) -> Row:
+        """``value`` should be no more."""
+        self.budget, self.met = budget, self.value is not None and self.value <= budget
+        return self
 
 
 def row(
@@ -67,7 +77,8 @@ def write(name: str, rows: Sequence[Row]) -> None:
         value = "not run" if r.value is None else f"{r.value:.4g}"
         quartiles = " … ".join(f"{q:.4g}" for q in r.quartiles)
         cpu = "" if r.cpu_s is None else f"{r.cpu_s:.3g}"
-        table.add_row(r.what, r.contender, value, r.unit, str(r.n), quartiles, cpu, r.note)
+        note = r.note if r.budget is None else f"{r.note} ({'kept' if r.met else 'missed'}: {r.budget:g})".strip()
+        table.add_row(r.what, r.contender, value, r.unit, str(r.n), quartiles, cpu, note)
     Console(width=150).print(table)
 
 

@@ -15,6 +15,9 @@ from shared.index.runs import MOST_RUN, SHIFT, Run, keys_of
 ROOT = b""  # parent of a first block
 UNKNOWN = b"?"  # there is a parent, perhaps, and nobody has said which
 
+FEW_DOUBTS = 8
+"""Each looked for by itself. (One that is found where no key begins costs time and nothing else.)"""
+
 Step = tuple[Run, int, int]
 """(run, base, cut) of a chain's path: its blocks from ``base`` on are the first ``cut`` of ``run``. base < 0: the chain
 begins with block ``-base`` of the run."""
@@ -48,16 +51,21 @@ class Forest:
 
     def path(self, chain: bytes) -> list[Step]:
         """The runs of the longest known prefix of ``chain``, last first."""
-        end = self._known(chain)
+        return self.up(chain, *self.locate(chain))
+
+    def up(self, chain: bytes, end: int, found: tuple[Run, int] | None) -> list[Step]:
+        """The same from where :meth:`locate` has been."""
         while end:
-            steps, end = self._walk(chain, end)
+            steps, end, found = self._walk(chain, end, found)
             if steps:
                 return steps
         return []
 
-    def _walk(self, chain: bytes, end: int) -> tuple[list[Step], int]:
-        """The path up from block ``end - 1``; when it does not reach the chain's start, the end to try instead."""
-        found = self.find(chain[end * KEY - KEY : end * KEY])
+    def _walk(
+        self, chain: bytes, end: int, found: tuple[Run, int] | None
+    ) -> tuple[list[Step], int, tuple[Run, int] | None]:
+        """The path up from block ``end - 1``, which is at ``found``; when it does not reach the chain's start, where to
+        try instead."""
         steps: list[Step] = []
         index = end - 1
         while found is not None:
@@ -65,12 +73,12 @@ class Forest:
             base = index - position
             steps.append((run, base, position + 1))
             if base <= 0:
-                return steps, end
+                return steps, end, found
             if run.parent is None and not self._link(run, chain, base):
-                return [], self._known(chain[: base * KEY])
+                return [], *self.locate(chain[: base * KEY])
             assert run.parent is not None
             found, index = (run.parent, run.at - 1), base - 1
-        return [], 0
+        return [], 0, None
 
     def _link(self, run: Run, chain: bytes, base: int) -> bool:
         """``run`` begins with block ``base`` of ``chain``: so its parent is the block before, if that is known."""
@@ -87,21 +95,25 @@ class Forest:
         run.parent.forks += 1
         return True
 
-    def _known(self, chain: bytes) -> int:
-        """How many keys from the start are known, or in any case the last; loose ones get their places."""
+    def locate(self, chain: bytes) -> tuple[int, tuple[Run, int] | None]:
+        """(keys from the start that are known, or all if the last is known; where the last of them is). Loose ones get
+        their places."""
         most, end = len(chain) // KEY, 0
-        if not most or self.find(chain[-KEY:]) is not None:
-            return most
+        last = self.find(chain[-KEY:])
+        if last is not None:
+            return most, last
         while end < most:
             found = self.find(chain[end * KEY : end * KEY + KEY])
             if found is not None:
-                end += found[0].common(found[1], chain, end)
+                run, at = found
+                n = run.common(at, chain, end)
             elif loose := self._loose(chain, end):
                 before = chain[end * KEY - KEY : end * KEY] if end else UNKNOWN
-                end += self.grow(chain[end * KEY : (end + loose) * KEY], before)[2]
+                run, at, n = self.grow(chain[end * KEY : (end + loose) * KEY], before)
             else:
                 break
-        return end
+            end, last = end + n, (run, at + n - 1)
+        return end, last
 
     def _loose(self, chain: bytes, begin: int) -> int:
         """How many keys from ``begin`` on are loose."""
@@ -136,19 +148,23 @@ class Forest:
 
     def _place(self, run: Run, start: int, chain: bytes) -> int:
         """Append keys to ``run``; returns how many came before one that has a place."""
-        places, keys = self.places, keys_of(chain)
-        if self._doubtful and not self._doubtful.keys().isdisjoint(keys):
+        places = self.places
+        if self._doubtful and self._crosses(chain):
             there = (places.find_all(chain) >= 0).nonzero()[0]
-            if len(there):
-                keys = keys[: int(there[0])]
-                chain = chain[: len(keys) * KEY]
+            chain = chain[: int(there[0]) * KEY] if len(there) else chain
         run.keys += chain
         places.put(chain, run.id << SHIFT | start)
         if places.loose:
-            for position, key in enumerate(keys, start):
+            for position, key in enumerate(keys_of(chain), start):
                 if holders := places.holders(key):
                     self._settle(run, position, key, holders)
-        return len(keys)
+        return len(chain) // KEY
+
+    def _crosses(self, chain: bytes) -> bool:
+        """``chain`` may lead into a doubtful run."""
+        if len(self._doubtful) <= FEW_DOUBTS:
+            return any(key in chain for key in self._doubtful)
+        return not self._doubtful.keys().isdisjoint(keys_of(chain))
 
     def _doubt(self, run: Run, key: bytes) -> None:
         run.doubt = key

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 from shared.blocks import KEY
 from shared.index.assembly import single
-from shared.index.digest import State
-from shared.index.entry import ADD, DELETE, HEAD, HEAD_FORMAT, MOST_KEYS, VERSION, Entry
+from shared.index.entry import ADD, DELETE, HEAD, MOST_KEYS, SEQ, VERSION, Entry, unpack
 
-_AT_ONCE = [struct.pack(f"<{n}H", *range(1, n + 1)) + bytes(2) for n in range(MOST_KEYS + 1)]
-"""Positions of a whole batch of n keys, and the index of its one head."""
+_POSITIONS = [struct.pack(f"<{n}H", *range(1, n + 1)) for n in range(MOST_KEYS + 1)]
+_seq = struct.Struct("<Q").unpack_from
 
 
 class Line:
     """What one agent adds to one chain of one shard, or removes, piece after piece. ``first``: the first entry;
     ``parent``: of its first key; ``state``: the agent's after the last."""
 
-    __slots__ = ("_adds", "_last", "_start", "first", "number", "parent", "pieces", "state")
+    __slots__ = ("first", "number", "parent", "pieces", "state")
 
     def __init__(self, number: int, first: Entry, parent: bytes, keys: bytes) -> None:
         self.number = number
@@ -25,9 +25,6 @@ class Line:
         self.parent = parent
         self.pieces = [keys]
         self.state = first.state
-        self._adds = first.op == ADD
-        self._last = keys[-KEY:]
-        self._start = bytes((VERSION, first.op, first.tier, first.flags))
 
     @staticmethod
     def of(number: int, entry: Entry) -> Line | None:
@@ -37,20 +34,37 @@ class Line:
         chain = single(entry) if entry.op == ADD else None
         return None if chain is None or chain[0] is None else Line(number, entry, chain[0], chain[1])
 
-    def takes(self, payload: bytes) -> bool:
-        """Whether this packed entry goes on with the line; then it is part of it."""
-        if payload[:4] != self._start or len(payload) < HEAD:
-            return False
-        _, _, _, _, n, heads, code, seq, size, xor, _, total, _ = HEAD_FORMAT.unpack_from(payload)
+    def take(self, entries: Sequence[tuple[int, bytes]], begin: int) -> int:
+        """Those entries from ``begin`` on that go on with the line become part of it; returns where they end."""
+        at, seq, last, adds = begin, self.state.seq, self.pieces[-1][-KEY:], self.first.op == ADD
+        shape = b""
+        while at < len(entries):
+            payload = entries[at][1]
+            if payload[:SEQ] != shape:
+                known = self._shape(payload)
+                if known is None:
+                    break
+                shape, end, rest, totals = known
+            seq += 1
+            if _seq(payload, SEQ)[0] != seq or payload[HEAD - 4 : HEAD] != totals:
+                break
+            if payload[end:] != (rest + last if adds else rest):
+                break
+            last = payload[end - KEY : end]
+            self.pieces.append(payload[HEAD:end])
+            at += 1
+        if at > begin:
+            self.state = unpack(entries[at - 1][1]).state
+        return at
+
+    def _shape(self, payload: bytes) -> tuple[bytes, int, bytes, bytes] | None:
+        """(its first bytes, end of its keys, what follows them but the parent, number of keys of its batch and padding)
+        of an entry that can go on with this line."""
+        first, n = self.first, int.from_bytes(payload[4:6], "little")
+        adds = first.op == ADD
+        start = bytes((VERSION, first.op, first.tier, first.flags)) + struct.pack("<HH", n, adds) + first.code
         end = HEAD + KEY * n
-        if code != self.first.code or seq != self.state.seq + 1 or len(payload) != end + 2 * n + (2 + KEY) * heads:
-            return False
-        if self._adds:
-            if heads != 1 or total != n or n > MOST_KEYS or payload[-KEY:] != self._last:
-                return False
-            if payload[end:-KEY] != _AT_ONCE[n]:
-                return False
-            self._last = payload[end - KEY : end]
-        self.pieces.append(payload[HEAD:end])
-        self.state = State(seq, size, int.from_bytes(xor, "big"))
-        return True
+        rest = _POSITIONS[n] + bytes(2) if adds and n <= MOST_KEYS else payload[end:]
+        if payload[:SEQ] != start or not n or len(payload) != end + (len(rest) + KEY if adds else 2 * n):
+            return None
+        return start, end, rest, (struct.pack("<HH", n, 0) if adds else payload[HEAD - 4 : HEAD])

@@ -7,7 +7,6 @@ Ids of stream entries are integers that grow. Who drives it: ``apply`` what was 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,29 +19,11 @@ from shared.index.entry import ADD, BEGIN, DELETE, END, REPUBLISH, SWEPT, Entry,
 from shared.index.lines import Line
 from shared.index.prefix import Effect, Lengths, PrefixIndex
 from shared.index.scan import Scan
+from shared.index.shard import RESYNC_FIRST, RESYNC_MOST, Shard, Told
 
 FORGET_AFTER = 60.0  # seconds until the entries of a dead incarnation leave memory
-RESYNC_FIRST, RESYNC_MOST = 0.25, 8.0  # pause between two resyncs of one shard
 
 _NOTHING = State()
-
-Told = Mapping[bytes, tuple[State, int]]
-
-
-@dataclass
-class _Shard:
-    cursor: int = 0
-    states: dict[bytes, State] = field(default_factory=dict)  # seq as followed, size and xor of what is held here
-    republishing: set[bytes] = field(default_factory=set)
-    swept: set[bytes] = field(default_factory=set)
-    moment: tuple[int, Told] | None = None  # looked at, and to be compared once all up to its tip is read
-    ahead: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # (seq here, beat) when first seen ahead
-    latest: dict[bytes, int] = field(default_factory=dict)  # last batch seen
-    exact: int = 0  # up to this id the scan may have seen effects of later entries
-    differs: str = "new"
-    not_before: float = 0.0
-    pause: float = RESYNC_FIRST
-    scan: Scan | None = None
 
 
 class Mirror:
@@ -55,7 +36,7 @@ class Mirror:
         self.differences: dict[str, int] = {}
         self.applied = 0
         self.garbage = 0
-        self._shards = [_Shard() for _ in range(shards)]
+        self._shards = [Shard() for _ in range(shards)]
         self._living: frozenset[bytes] = frozenset()
         self._dead_since: dict[bytes, float] = {}
         self._spared: frozenset[bytes] = frozenset()
@@ -135,6 +116,7 @@ class Mirror:
             touched = self._apply_stream(read.get(0, ()), now)
         else:
             touched = self._apply_together(read, now)
+        self.prefix.places.flush()
         for (number, _), entry in touched.items():
             self._check(number, entry)
         for code in {entry.code for entry in touched.values() if entry.op == SWEPT}:
@@ -144,35 +126,26 @@ class Mirror:
 
     def _apply_stream(self, entries: Sequence[tuple[int, bytes]], now: float) -> dict[tuple[int, bytes], Entry]:
         """Of the only shard, so nothing has to be put together. Returns the last entries by agent, as to be checked."""
-        shard, touched, line = self._shards[0], dict[tuple[int, bytes], Entry](), None
-        for id, payload in entries:
-            if line is not None and line.takes(payload):
-                shard.cursor = id
-                continue
-            if line is not None:
-                self._end_line(line, shard, touched)
-                line = None
-            shard.cursor = id
+        shard, touched, at = self._shards[0], dict[tuple[int, bytes], Entry](), 0
+        while at < len(entries):
+            shard.cursor, payload = entries[at]
+            at += 1
             entry = self._unpack(payload)
             if entry is None:
                 continue
             self._follow(shard, entry)
             line = Line.of(0, entry)
-            if line is None:
+            if line is not None:
+                at = line.take(entries, at)
+                shard.cursor = entries[at - 1][0]
+                shard.states[entry.code] = shard.states[entry.code]._replace(seq=line.state.seq)
+                self._change_line(line)
+                entry = entry._replace(state=line.state)
+            else:
                 self._change([(0, entry)], now)
-                if id > shard.exact or entry.op == SWEPT:
-                    touched[0, entry.code] = entry
-        if line is not None:
-            self._end_line(line, shard, touched)
+            if shard.cursor > shard.exact or entry.op == SWEPT:
+                touched[0, entry.code] = entry
         return touched
-
-    def _end_line(self, line: Line, shard: _Shard, touched: dict[tuple[int, bytes], Entry]) -> None:
-        """All of it is taken: the cursor is that of its last entry."""
-        code = line.first.code
-        shard.states[code] = shard.states[code]._replace(seq=line.state.seq)
-        self._change_line(line)
-        if shard.cursor > shard.exact:
-            touched[0, code] = line.first._replace(state=line.state)
 
     def _unpack(self, payload: bytes) -> Entry | None:
         try:
@@ -207,7 +180,7 @@ class Mirror:
             self._change_group(groups[order], now)
         return touched
 
-    def _follow(self, shard: _Shard, entry: Entry) -> None:
+    def _follow(self, shard: Shard, entry: Entry) -> None:
         """Sequence and phases, in stream order."""
         code, before = entry.code, shard.states.get(entry.code, _NOTHING)
         if entry.op == SWEPT:
@@ -334,7 +307,7 @@ class Mirror:
         shard.moment = (tip, told)
         self._compare(shard)
 
-    def _compare(self, shard: _Shard) -> None:
+    def _compare(self, shard: Shard) -> None:
         """With the moment looked at last, as soon as nothing of it is left to read."""
         if shard.moment is None or shard.cursor < shard.moment[0] or shard.differs:
             return
@@ -343,7 +316,7 @@ class Mirror:
             if code in self._living and code not in shard.republishing:
                 self._compare_one(shard, code, state, beat)
 
-    def _compare_one(self, shard: _Shard, code: bytes, state: State, beat: int) -> None:
+    def _compare_one(self, shard: Shard, code: bytes, state: State, beat: int) -> None:
         mine = shard.states.get(code, _NOTHING)
         if mine.seq < state.seq:  # rule: behind, with nothing left to read
             self._differs(shard, "behind")
@@ -358,7 +331,7 @@ class Mirror:
             elif beat >= since + 2:
                 self._differs(shard, "ahead")
 
-    def _differs(self, shard: _Shard, why: str) -> None:
+    def _differs(self, shard: Shard, why: str) -> None:
         if not shard.differs:
             self.differences[why] = self.differences.get(why, 0) + 1
             shard.differs = why

@@ -29,7 +29,7 @@ MOST_ENTRIES = 128  # per shard and read
 SCAN = 1000
 RETRY_FIRST, RETRY_MOST = 0.1, 2.0
 YIELD = 0.002  # seconds of work between two looks at the loop
-PORTION = 1 << 15  # bytes of entries applied in one turn of the loop
+PORTION = 1 << 16  # bytes of entries applied in one turn of the loop
 
 
 class IndexMirror:

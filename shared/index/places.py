@@ -1,25 +1,27 @@
 """Where a key is: in a run, or loose (its parent is not known), or nowhere.
 
-Places in runs are in a table of fingerprints: who asks compares the key with the run's. New ones wait in a dict until
-they are many, for the table takes many at once. Loose keys are in 256 dicts, so that none grows for long.
+Places in runs are in a table of fingerprints: who asks compares the key with the run's. The newest wait until they are
+many, for the table takes many at once; until then their bytes are searched. Loose keys are in 256 dicts, so that none
+grows for long.
 """
 
 from __future__ import annotations
 
-from itertools import compress
+from bisect import bisect_right
 
 import numpy as np
 
 from shared.blocks import KEY
-from shared.index.runs import keys_of
+from shared.index.runs import SHIFT, keys_of
 from shared.index.table import Numbers, Table
 
 MOST_SHARED = 1 << 16
-MOST_RECENT = 1 << 12
-MANY = 256
-"""Keys from which on they go to the table at once."""
+MOST_WAITING = 1 << 11
+ENOUGH = 1 << 7
+"""Keys that need not wait for more when there is a moment."""
 
-FEW = 8
+FEW = 16
+"""So many at most are removed one by one: the table takes some twenty calls of numpy for any number of them."""
 
 
 class Places:
@@ -27,57 +29,79 @@ class Places:
 
     def __init__(self) -> None:
         self.table = Table()
-        self.recent: dict[bytes, int] = {}
+        self._waiting = bytearray()  # chains, one after the other
+        self._starts: list[int] = []  # of each chain there, in keys
+        self._firsts: list[int] = []  # place of its first key
+        self._runs: set[int] = set()  # ids
         self.dicts: list[dict[bytes, int]] = [{} for _ in range(256)]
         self.loose = 0
         self._shared: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self.recent) + len(self.table) + self.loose
+        return len(self._waiting) // KEY + len(self.table) + self.loose
 
     # -- in runs --------------------------------------------------------------------------------------------
 
     def find(self, key: bytes) -> int:
         """-1: not in a run."""
-        place = self.recent.get(key)
-        return self.table.find(key) if place is None else place
+        if self._waiting:
+            place = self._find_waiting(key)
+            if place >= 0:
+                return place
+        return self.table.find(key)
+
+    def _find_waiting(self, key: bytes) -> int:
+        at = self._waiting.find(key)
+        while at % KEY and at > 0:
+            at = self._waiting.find(key, at + 1)
+        if at < 0:
+            return -1
+        chain = bisect_right(self._starts, at // KEY) - 1
+        return self._firsts[chain] + at // KEY - self._starts[chain]
 
     def find_all(self, chain: bytes) -> Numbers:
         """The same for many."""
         places = self.table.find_all(chain)
-        if self.recent:
-            for at, key in enumerate(keys_of(chain)):
-                place = self.recent.get(key)
-                if place is not None:
-                    places[at] = place
+        if self._waiting:
+            keys = keys_of(chain)
+            for at in (places < 0).nonzero()[0].tolist():
+                places[at] = self._find_waiting(keys[at])
         return places
 
     def put(self, chain: bytes, first: int) -> None:
-        """Consecutive places from ``first`` on for keys that have none."""
+        """Consecutive places from ``first`` on, in one run, for keys that have none."""
         n = len(chain) // KEY
-        if n >= MANY:
+        if n >= MOST_WAITING:
             self.table.put(chain, np.arange(first, first + n))
             return
-        self.recent.update(zip(keys_of(chain), range(first, first + n), strict=True))
-        if len(self.recent) >= MOST_RECENT:
-            places = np.fromiter(self.recent.values(), np.int64, len(self.recent))
-            self.table.put(b"".join(self.recent), places)
-            self.recent.clear()
+        self._starts.append(len(self._waiting) // KEY)
+        self._firsts.append(first)
+        self._runs.add(first >> SHIFT)
+        self._waiting += chain
+        self.flush(MOST_WAITING)
+
+    def flush(self, least: int = ENOUGH) -> None:
+        """Into the table, if ``least`` keys or more are waiting."""
+        n = len(self._waiting) // KEY
+        if n < least:
+            return
+        starts = np.array(self._starts)
+        sizes = np.array([*self._starts[1:], n]) - starts
+        self.table.put(bytes(self._waiting), np.arange(n) + np.repeat(np.array(self._firsts) - starts, sizes))
+        self._waiting.clear()
+        self._starts.clear()
+        self._firsts.clear()
+        self._runs.clear()
 
     def remove(self, chain: bytes, first: int) -> None:
         """Undoes :meth:`put`. Keys that are at other places are left alone."""
-        keys, recent = keys_of(chain), self.recent
-        older = [recent.get(key) != place for place, key in enumerate(keys, first)] if recent else [True] * len(keys)
-        rest = list(compress(keys, older))
-        if len(rest) < len(keys):
-            for key, old in zip(keys, older, strict=True):
-                if not old:
-                    del recent[key]
-        places = list(compress(range(first, first + len(keys)), older))
-        if len(rest) > FEW:
-            self.table.remove(b"".join(rest), np.array(places))
+        if first >> SHIFT in self._runs:
+            self.flush(1)
+        n = len(chain) // KEY
+        if n > FEW:
+            self.table.remove(chain, np.arange(first, first + n))
         else:
-            for key, place in zip(rest, places, strict=True):
+            for place, key in enumerate(keys_of(chain), first):
                 self.table.discard(key, place)
 
     # -- loose ----------------------------------------------------------------------------------------------

@@ -238,12 +238,11 @@ class PrefixIndex:
 
     def match(self, chain: bytes) -> Lengths:
         """Per column the number of blocks of the prefix of ``chain`` that it holds."""
-        end = len(chain) // KEY
-        found = self.forest.find(chain[-KEY:])
+        end, found = self.forest.locate(chain)
         if found is not None and found[0].vector is not None and found[0].base + found[1] + 1 == end:
             shorter: Lengths = np.minimum(found[0].vector, end)
             return shorter
-        path = self.forest.path(chain)
+        path = self.forest.up(chain, end, found)
         if not path:
             return np.zeros(self.width, np.int32)
         return self._match_path(path)

@@ -7,14 +7,14 @@ Fingerprints have 63 bits, secret to the process; whoever asks compares the key 
 
 from __future__ import annotations
 
+import mmap
 import secrets
 import struct
 
 import numpy as np
 import numpy.typing as npt
 
-WAYS = 8
-BUCKETS = 1024
+WAYS, BUCKETS = 1 << 3, 1 << 10
 SEGMENT = WAYS * BUCKETS
 LIMIT = 7 * SEGMENT // 16
 """Keys of a segment from which on it is split: then one key in two hundred finds its bucket full."""
@@ -27,11 +27,17 @@ FIRST = 1024
 
 _ALL = (1 << 64) - 1
 _WORDS = struct.Struct("<QQ")
-_WAY = np.uint64(11)  # bits of a fingerprint that do not choose its bucket: where it looks for a free place first
+_WAY = np.uint64(11)  # bits of a fingerprint that do not choose its bucket: where it is put if that place is free
 _ROW = struct.Struct(f"={WAYS}Q")
 
 Prints = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
+
+
+def _space(segments: int) -> mmap.mmap:
+    """Zeros for a word in each place; memory is taken as they are touched. (In large pages that can take 7 ms.)"""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    return mmap.mmap(-1, 8 * SEGMENT * segments, flags=flags)
 
 
 class Table:
@@ -50,8 +56,8 @@ class Table:
         self._reserve(max(2, segments))
 
     def _reserve(self, segments: int) -> None:
-        self._prints: Prints = np.zeros((segments * BUCKETS, WAYS), dtype=np.uint64)
-        self._numbers: Numbers = np.zeros(segments * SEGMENT, dtype=np.int64)
+        self._prints: Prints = np.frombuffer(_space(segments), dtype=np.uint64).reshape(-1, WAYS)
+        self._numbers: Numbers = np.frombuffer(_space(segments), dtype=np.int64)
         self._held: Numbers = np.zeros(segments, dtype=np.int64)
         self._view()
 
@@ -106,20 +112,23 @@ class Table:
         prints = self._prints_of(keys)
         buckets = self._buckets_of(prints)
         self._count(buckets, 1)
-        first, way = buckets * WAYS, (prints >> _WAY).view(np.int64)
-        for _ in range(WAYS):
-            at = first + (way & WAYS - 1)
-            free = self._flat[at] == 0
-            self._flat[at[free]] = prints[free]
-            mine = self._flat[at] == prints  # of several that found the same place free one has it
-            self._numbers[at[mine]] = numbers[mine]
-            rest = (~mine).nonzero()[0]
-            if not len(rest):
+        at = (buckets << 3) + (prints >> _WAY).view(np.int64) % WAYS
+        while True:
+            there = self._flat.take(at)
+            self._flat[at] = np.where(there == 0, prints, there)
+            mine = self._flat.take(at) == prints  # of several that found the same place free one has it
+            if mine.all():
+                self._numbers[at] = numbers
                 break
-            prints, numbers, first, way = prints[rest], numbers[rest], first[rest], way[rest] + 1
-        else:
-            self._spilled.update(zip(prints.tolist(), numbers.tolist(), strict=True))
-            self._count(first // WAYS, -1)
+            done, rest = mine.nonzero()[0], (~mine).nonzero()[0]
+            self._numbers[at.take(done)] = numbers.take(done)
+            prints, numbers, buckets = prints.take(rest), numbers.take(rest), buckets.take(rest)
+            free = self._prints[buckets] == 0
+            full = ~free.any(axis=1)
+            if full.any():
+                self._spill(prints[full], numbers[full], buckets[full])
+                prints, numbers, buckets, free = prints[~full], numbers[~full], buckets[~full], free[~full]
+            at = (buckets << 3) + free.argmax(axis=1)
         self._relieve()
 
     def remove(self, keys: bytes, numbers: Numbers) -> None:
@@ -128,7 +137,7 @@ class Table:
         at, there = self._lookup(prints)
         there &= self._numbers[at] == numbers
         self._flat[at[there]] = 0
-        self._count(at[there] // WAYS, -1)
+        self._count(at[there] >> 3, -1)
         for missing in (~there).nonzero()[0].tolist():
             if self._spilled.get(int(prints[missing])) == numbers[missing]:
                 del self._spilled[int(prints[missing])]
@@ -141,8 +150,8 @@ class Table:
         return prints
 
     def _buckets_of(self, prints: Prints) -> Numbers:
-        segments = self._directory[(prints >> self._shift).view(np.int64)]
-        buckets: Numbers = segments * BUCKETS
+        buckets: Numbers = self._directory.take((prints >> self._shift).view(np.int64))
+        buckets <<= 10
         buckets += (prints >> np.uint64(1)).view(np.int64) & (BUCKETS - 1)
         return buckets
 
@@ -150,14 +159,18 @@ class Table:
         """(place, whether it is this fingerprint's)."""
         buckets = self._buckets_of(prints)
         key, way = (self._prints[buckets] == prints[:, None]).nonzero()
-        at: Numbers = buckets * WAYS
+        at: Numbers = buckets << 3
         at[key] += way
         there = np.zeros(len(prints), dtype=np.bool_)
         there[key] = True
         return at, there
 
+    def _spill(self, prints: Prints, numbers: Numbers, buckets: Numbers) -> None:
+        self._spilled.update(zip(prints.tolist(), numbers.tolist(), strict=True))
+        self._count(buckets, -1)
+
     def _count(self, buckets: Numbers, sign: int) -> None:
-        held = np.bincount(buckets // BUCKETS, minlength=1)
+        held = np.bincount(buckets >> 10, minlength=1)
         self._held[: len(held)] += sign * held
 
     # -- growing --------------------------------------------------------------------------------------------

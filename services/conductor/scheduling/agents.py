@@ -16,6 +16,9 @@ DISK_RATE = 500e6
 MOST_SOURCES = 4
 """Priced per decision: the longest matches, those with the least of it on SSD first, then the least loaded."""
 
+FEW = 16
+"""Rows that are sorted faster without numpy."""
+
 ALL_DRAM: Mapping[str, int] = {}
 
 
@@ -40,15 +43,14 @@ class AgentSeat:
 def longest(held: Ints) -> Ints:
     """Rows of the longest matches, in order of rows: at least :data:`MOST_SOURCES` where there are so many, and none
     that is shorter than one left out. Few of many agents are worth a closer look."""
-    most = int(held[held.argmax()]) if len(held) else 0
-    if not most:
-        return np.empty(0, dtype=np.int64)
-    rows: Ints = (held == most).nonzero()[0]
-    if len(rows) >= MOST_SOURCES or len(held) <= 1:
-        return rows
-    size = min(MOST_SOURCES, len(held))
-    least = max(1, int(np.partition(held, len(held) - size)[-size]))
-    return (held >= least).nonzero()[0]
+    size = len(held)
+    if size > MOST_SOURCES:
+        ranked = held.copy()
+        ranked.partition(size - MOST_SOURCES)
+        least = int(ranked[size - MOST_SOURCES])
+    else:
+        least = 1
+    return (held >= max(least, 1)).nonzero()[0]
 
 
 class Agents:
@@ -101,36 +103,40 @@ class Agents:
         rows = longest(held)
         if not len(rows):
             return SourceView.none()
-        blocks = held[rows]
-        below = self._below(rows, blocks, dram)
-        backlog = self._backlogs(rows, now)
+        blocks, backlog = held.take(rows), self._backlogs(rows, now)
+        below = self._below(rows, blocks, dram) if dram else None
         if len(rows) > 1:
-            seconds = backlog / self._rate[rows]
-            equal = not dram and blocks[blocks.argmax()] == blocks[blocks.argmin()]
-            order = seconds.argsort(kind="stable") if equal else np.lexsort((seconds, below, -blocks))
-            first = order[:MOST_SOURCES]
-            rows, blocks, below, backlog = rows[first], blocks[first], below[first], backlog[first]
+            order = self._order(rows, blocks, below, backlog)
+            rows, blocks, backlog = rows.take(order), blocks.take(order), backlog.take(order)
+            below = None if below is None else below.take(order)
         return SourceView(
             agents=tuple([self._ids[row] for row in rows.tolist()]),
             blocks=blocks,
-            dram=blocks - below,
-            disk=self._disk[rows],
-            rate=self._rate[rows],
+            dram=blocks if below is None else blocks - below,
+            disk=self._disk.take(rows),
+            rate=self._rate.take(rows),
             backlog=backlog,
-            prefill=self._prefill[rows],
+            prefill=self._prefill.take(rows),
         )
+
+    def _order(self, rows: Ints, blocks: Ints, below: Ints | None, backlog: Floats) -> Ints | list[int]:
+        """The first :data:`MOST_SOURCES`: the longest, those with the least of it on SSD, the least loaded."""
+        seconds, below = backlog / self._rate.take(rows), 0 * rows if below is None else below
+        if len(rows) > FEW:
+            return np.lexsort((seconds, below, -blocks))[:MOST_SOURCES]
+        keys = list(zip((-blocks).tolist(), below.tolist(), seconds.tolist(), strict=True))
+        return sorted(range(len(keys)), key=keys.__getitem__)[:MOST_SOURCES]
 
     def _below(self, rows: Ints, blocks: Ints, dram: Mapping[str, int]) -> Ints:
         below = np.zeros(len(rows), dtype=np.int64)
-        if dram:
-            for at, row in enumerate(rows.tolist()):
-                first = dram.get(self._ids[row])
-                if first is not None:
-                    below[at] = blocks[at] - first
+        for at, row in enumerate(rows.tolist()):
+            first = dram.get(self._ids[row])
+            if first is not None:
+                below[at] = blocks[at] - first
         return below
 
     def _backlogs(self, rows: Ints, now: float) -> Floats:
-        backlog: Floats = self._backlog[rows]
+        backlog: Floats = self._backlog.take(rows)
         if self._planning:
             for id in self._planning:
                 backlog[rows == self._row[id]] = self.seats[id].queued(now)

@@ -19,8 +19,11 @@ def cheaper_branch(ask: Ask, view: PrefillView, sources: SourceView, threshold: 
     wins = fetched < price
     np.copyto(price, fetched, where=wins)
     np.copyto(work, its_work, where=wins)
-    blocks = np.where(wins, sources.blocks[source], 0)
-    return Prices(view, closed_out(view, price), work, blocks, np.where(wins, source, -1))
+    if isinstance(source, int):
+        blocks, rows = wins * int(sources.blocks[source]), wins * (source + 1) - 1
+    else:
+        blocks, rows = np.where(wins, sources.blocks[source], 0), np.where(wins, source, -1)
+    return Prices(view, closed_out(view, price), work, blocks, rows)
 
 
 class GlobalCache(LeastStep):

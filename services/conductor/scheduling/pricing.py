@@ -6,6 +6,9 @@ import numpy as np
 
 from services.conductor.scheduling.views import Ask, Floats, Ints, PrefillView, SourceView
 
+Kind = tuple[int, int, float, float, float]
+"""Of a source: blocks, those in DRAM, rate, rate of its SSD, backlog."""
+
 
 def cached_tokens(ask: Ask, blocks: Ints) -> Ints:
     """Tokens that ``blocks`` spare; the last token of a prompt is always computed."""
@@ -70,15 +73,38 @@ def transfer(ask: Ask, view: PrefillView, sources: SourceView, source: int, row:
     return seconds + (blocks - max(int(sources.dram[source]), here)) * (block_bytes / float(sources.disk[source]))
 
 
-def worth_pricing(sources: SourceView) -> list[int]:
-    """Of sources that differ in nothing but their backlog, the one with the least; others cannot be cheaper."""
-    columns = (sources.blocks, sources.dram, sources.rate, sources.disk)
-    backlog = sources.backlog.tolist()
-    rows: dict[tuple[float, ...], int] = {}
-    for row, kind in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-        if backlog[row] < backlog[rows.setdefault(kind, row)]:
-            rows[kind] = row
-    return list(rows.values())
+def worth_pricing(ask: Ask, view: PrefillView, sources: SourceView) -> list[int]:
+    """Sources that may be the cheapest for somebody: those than which none before is better everywhere."""
+    if len(sources.agents) == 1:
+        return [0]
+    linear, square = max(float(view.linear.min()), 0.0), max(float(view.square.min()), 0.0)
+    columns = (sources.blocks, sources.dram, sources.rate, sources.disk, sources.backlog)
+    kinds: list[Kind] = list(zip(*[column.tolist() for column in columns], strict=True))
+    rows = [0]
+    for row in range(1, len(kinds)):
+        for other in rows:
+            if _no_worse(ask, kinds[other], kinds[row], linear, square, view.on_disk):
+                break
+        else:
+            rows.append(row)
+    return rows
+
+
+def _no_worse(ask: Ask, one: Kind, other: Kind, linear: float, square: float, on_disk: bool) -> bool:
+    """A fetch from ``one`` costs no instance more than one from ``other``: they differ in nothing but backlog; or in
+    what ``one`` has more, in DRAM, where to move that takes no longer than the fastest instance takes to compute it."""
+    blocks, dram, rate, disk, backlog = one
+    its_blocks, its_dram, its_rate, its_disk, its_backlog = other
+    if rate != its_rate:
+        return False
+    if blocks == its_blocks and dram == its_dram and disk == its_disk:
+        return backlog <= its_backlog
+    if dram < blocks or blocks < its_blocks or on_disk:
+        return False
+    later = ((blocks - its_blocks) * float(ask.block_bytes) + backlog - its_backlog) / rate
+    most = ask.tokens - 1
+    cached, its = min(blocks * ask.block_size, most), min(its_blocks * ask.block_size, most)
+    return later <= (cached - its) * (linear + square * (cached + its))
 
 
 def fetch(ask: Ask, view: PrefillView, sources: SourceView, threshold: float) -> tuple[Floats, Floats, Ints | int]:
@@ -87,7 +113,7 @@ def fetch(ask: Ask, view: PrefillView, sources: SourceView, threshold: float) ->
     Needs a source."""
     least = view.own if threshold == 1.0 else np.maximum(threshold * view.own, view.here)
     instead = spared(ask, view, sources) if view.on_disk else None
-    first, *others = worth_pricing(sources)
+    first, *others = worth_pricing(ask, view, sources)
     price, work = _fetch_from(ask, view, sources, first, least, instead)
     if not others:
         return price, work, first
