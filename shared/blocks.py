@@ -117,7 +117,7 @@ def chain_keys(parent: bytes, tokens: Tokens, block_size: int) -> bytes:
     """Keys of the full blocks of ``tokens``, chained after ``parent`` (a root or the key before)."""
     if len(tokens) < block_size:
         return b""
-    view = memoryview(np.ascontiguousarray(tokens, dtype="<u4")).cast("B")
+    view = np.ascontiguousarray(tokens, dtype="<u4").data.cast("B")
     step, out, start = 4 * block_size, list[bytes](), _SHA256.copy
     for at in range(0, len(view) - step + 1, step):
         one = start()  # a copy of an empty one: to look sha256 up by name takes as long as to hash 128 bytes

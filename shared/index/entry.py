@@ -29,7 +29,7 @@ FORCE = 2  # flag of END: the agent has read what the hash holds, and ``state`` 
 
 HEAD_FORMAT = struct.Struct("<BBBBHH8sQQ16sIHH")
 HEAD = HEAD_FORMAT.size
-SEQ = 16  # where the sequence number is: what comes before says what kind of entry it is, and whose
+CODE, SEQ = 8, 16  # where they are: what comes before the sequence number says what kind of entry it is, and whose
 NO_PARENT = bytes(KEY)
 
 

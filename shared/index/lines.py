@@ -7,10 +7,22 @@ from collections.abc import Sequence
 
 from shared.blocks import KEY
 from shared.index.assembly import single
-from shared.index.entry import ADD, DELETE, HEAD, MOST_KEYS, SEQ, VERSION, Entry, unpack
+from shared.index.entry import ADD, CODE, DELETE, HEAD, MOST_KEYS, SEQ, VERSION, Entry, unpack
 
 _POSITIONS = [struct.pack(f"<{n}H", *range(1, n + 1)) for n in range(MOST_KEYS + 1)]
 _seq = struct.Struct("<Q").unpack_from
+
+
+Received = Sequence[tuple[int, bytes]]
+"""(id, packed entry), in order."""
+
+
+def by_agent(entries: Received) -> list[Received]:
+    """Whose they are, each agent's in order."""
+    found: dict[bytes, list[tuple[int, bytes]]] = {}
+    for entry in entries:
+        found.setdefault(entry[1][CODE:SEQ], []).append(entry)
+    return list(found.values())
 
 
 class Line:
@@ -34,17 +46,18 @@ class Line:
         chain = single(entry) if entry.op == ADD else None
         return None if chain is None or chain[0] is None else Line(number, entry, chain[0], chain[1])
 
-    def take(self, entries: Sequence[tuple[int, bytes]], begin: int) -> int:
+    def take(self, entries: Received, begin: int) -> int:
         """Those entries from ``begin`` on that go on with the line become part of it; returns where they end."""
         at, seq, last, adds = begin, self.state.seq, self.pieces[-1][-KEY:], self.first.op == ADD
-        shape = b""
+        shape, size, end, rest, totals = b"", -1, HEAD, b"", b""
         while at < len(entries):
             payload = entries[at][1]
-            if payload[:SEQ] != shape:
+            if len(payload) != size or payload[:SEQ] != shape:
                 known = self._shape(payload)
                 if known is None:
                     break
                 shape, end, rest, totals = known
+                size = len(payload)
             seq += 1
             if _seq(payload, SEQ)[0] != seq or payload[HEAD - 4 : HEAD] != totals:
                 break

@@ -16,10 +16,11 @@ from shared.index import SHARDS, shard_of
 from shared.index.assembly import Partials, chains
 from shared.index.digest import State, rotated, xor_keys
 from shared.index.entry import ADD, BEGIN, DELETE, END, REPUBLISH, SWEPT, Entry, unpack
-from shared.index.lines import Line
-from shared.index.prefix import Effect, Lengths, PrefixIndex
+from shared.index.lines import Line, by_agent
+from shared.index.prefix import Effect, PrefixIndex
 from shared.index.scan import Scan
 from shared.index.shard import RESYNC_FIRST, RESYNC_MOST, Shard, Told
+from shared.index.vectors import Lengths
 
 FORGET_AFTER = 60.0  # seconds until the entries of a dead incarnation leave memory
 
@@ -125,27 +126,35 @@ class Mirror:
             self._compare(self._shards[number])
 
     def _apply_stream(self, entries: Sequence[tuple[int, bytes]], now: float) -> dict[tuple[int, bytes], Entry]:
-        """Of the only shard, so nothing has to be put together. Returns the last entries by agent, as to be checked."""
-        shard, touched, at = self._shards[0], dict[tuple[int, bytes], Entry](), 0
+        """Of the only shard, so nothing has to be put together. Agents do not depend on each other: one after the other
+        what each has said. Returns the last entries by agent, as to be checked."""
+        shard, touched = self._shards[0], dict[tuple[int, bytes], Entry]()
+        for its in by_agent(entries):
+            self._apply_agent(shard, its, touched, now)
+        if entries:
+            shard.cursor = entries[-1][0]
+        return touched
+
+    def _apply_agent(
+        self, shard: Shard, entries: Sequence[tuple[int, bytes]], touched: dict[tuple[int, bytes], Entry], now: float
+    ) -> None:
+        at = 0
         while at < len(entries):
-            shard.cursor, payload = entries[at]
+            entry = self._unpack(entries[at][1])
             at += 1
-            entry = self._unpack(payload)
             if entry is None:
                 continue
             self._follow(shard, entry)
             line = Line.of(0, entry)
             if line is not None:
                 at = line.take(entries, at)
-                shard.cursor = entries[at - 1][0]
                 shard.states[entry.code] = shard.states[entry.code]._replace(seq=line.state.seq)
                 self._change_line(line)
                 entry = entry._replace(state=line.state)
             else:
                 self._change([(0, entry)], now)
-            if shard.cursor > shard.exact or entry.op == SWEPT:
+            if entries[at - 1][0] > shard.exact or entry.op == SWEPT:
                 touched[0, entry.code] = entry
-        return touched
 
     def _unpack(self, payload: bytes) -> Entry | None:
         try:

@@ -14,7 +14,8 @@ from shared.errors import Unavailable
 from shared.index import SHARDS, Layout
 from shared.index.digest import STATE, State, unpack_state
 from shared.index.mirror import Mirror
-from shared.index.prefix import Lengths, PrefixIndex
+from shared.index.prefix import PrefixIndex
+from shared.index.vectors import Lengths
 from shared.redis_client import Call, RedisLink, unavailable
 from shared.redis_scripts import load
 from shared.tasks import end

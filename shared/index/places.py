@@ -38,7 +38,12 @@ class Places:
         self._shared: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self._waiting) // KEY + len(self.table) + self.loose
+        return self.placed + self.loose
+
+    @property
+    def placed(self) -> int:
+        """Keys in runs."""
+        return len(self._waiting) // KEY + len(self.table)
 
     # -- in runs --------------------------------------------------------------------------------------------
 

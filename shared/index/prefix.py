@@ -129,14 +129,15 @@ class PrefixIndex:
     def store_loose(self, column: int, keys: Iterable[bytes], tier: int) -> None:
         """The same for many keys in no order, without saying which changed something."""
         dicts, alone, new = self.places.dicts, self.places.share(~(1 << column)), 0
-        some = list(keys)
-        for key, placed in zip(some, (self.places.find_all(b"".join(some)) >= 0).tolist(), strict=True):
-            places = dicts[key[0]]
-            if tier == 0 and not placed and key not in places:
-                places[key] = alone
-                new += 1
-            else:
+        some, places = list(keys), self.places
+        placed = (places.find_all(b"".join(some)) >= 0).tolist() if places.placed else [False] * len(some)
+        for key, elsewhere in zip(some, placed, strict=True):
+            here = dicts[key[0]]
+            if tier or elsewhere or key in here:
                 self.store(column, key, None, tier)
+            else:
+                here[key] = alone
+                new += 1
         self.places.loose += new
 
     def connect(self, chain: bytes, parent: bytes | None) -> None:
@@ -202,7 +203,8 @@ class PrefixIndex:
 
     def _by_place(self, chain: bytes) -> bytes:
         order = self.places.find_all(chain).argsort(kind="stable")
-        return np.frombuffer(chain, dtype=f"V{KEY}")[order].tobytes()
+        ordered: bytes = np.frombuffer(chain, dtype=f"V{KEY}")[order].tobytes()
+        return ordered
 
     def _remove_some(self, column: int, run: Run, at: int, n: int, effect: Effect) -> Effect:
         asked = (1 << n) - 1 << at

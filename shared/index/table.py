@@ -16,6 +16,9 @@ import numpy.typing as npt
 
 WAYS, BUCKETS = 1 << 3, 1 << 10
 SEGMENT = WAYS * BUCKETS
+ROW = 2 * WAYS
+"""Words of a bucket: its fingerprints, then their numbers, so that both are on one page."""
+
 LIMIT = 7 * SEGMENT // 16
 """Keys of a segment from which on it is split: then one key in two hundred finds its bucket full."""
 
@@ -35,9 +38,9 @@ Numbers = npt.NDArray[np.int64]
 
 
 def _space(segments: int) -> mmap.mmap:
-    """Zeros for a word in each place; memory is taken as they are touched. (In large pages that can take 7 ms.)"""
+    """Zeros for two words in each place; memory is taken as they are touched. (In large pages that can take 7 ms.)"""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    return mmap.mmap(-1, 8 * SEGMENT * segments, flags=flags)
+    return mmap.mmap(-1, 8 * ROW * BUCKETS * segments, flags=flags)
 
 
 class Table:
@@ -56,15 +59,12 @@ class Table:
         self._reserve(max(2, segments))
 
     def _reserve(self, segments: int) -> None:
-        self._prints: Prints = np.frombuffer(_space(segments), dtype=np.uint64).reshape(-1, WAYS)
-        self._numbers: Numbers = np.frombuffer(_space(segments), dtype=np.int64)
+        self._flat: Prints = np.frombuffer(_space(segments), dtype=np.uint64)
         self._held: Numbers = np.zeros(segments, dtype=np.int64)
-        self._view()
-
-    def _view(self) -> None:
-        self._flat = self._prints.reshape(-1)
-        self._bytes = memoryview(self._flat).cast("B")
-        self._places = memoryview(self._numbers)
+        self._prints: Prints = self._flat.reshape(-1, 2 * WAYS)[:, :WAYS]
+        self._numbers: Numbers = self._flat.view(np.int64)
+        self._bytes = self._flat.data.cast("B")
+        self._words: memoryview[int] = self._numbers.data
 
     def __len__(self) -> int:
         return int(self._held.sum()) + len(self._spilled)
@@ -75,10 +75,11 @@ class Table:
         """-1: not there, as far as fingerprints tell."""
         a, b = _WORDS.unpack(key)
         print = (a * self._one + b * self._two) & _ALL | 1
-        at = self._segments[print >> 64 - self._bits] * SEGMENT + (print >> 1 & BUCKETS - 1) * WAYS
+        at = (self._segments[print >> 64 - self._bits] * BUCKETS + (print >> 1 & BUCKETS - 1)) * ROW
         row = _ROW.unpack_from(self._bytes, 8 * at)
         if print in row:
-            return self._places[at + row.index(print)]
+            number: int = self._words[at + WAYS + row.index(print)]
+            return number
         return self._spilled.get(print, -1) if self._spilled else -1
 
     def discard(self, key: bytes, number: int) -> None:
@@ -86,12 +87,12 @@ class Table:
         a, b = _WORDS.unpack(key)
         print = (a * self._one + b * self._two) & _ALL | 1
         segment = self._segments[print >> 64 - self._bits]
-        at = segment * SEGMENT + (print >> 1 & BUCKETS - 1) * WAYS
+        at = (segment * BUCKETS + (print >> 1 & BUCKETS - 1)) * ROW
         row = _ROW.unpack_from(self._bytes, 8 * at)
         if print not in row:
             if self._spilled.get(print) == number:
                 del self._spilled[print]
-        elif self._places[at + row.index(print)] == number:
+        elif self._words[at + WAYS + row.index(print)] == number:
             self._flat[at + row.index(print)] = 0
             self._held[segment] -= 1
 
@@ -101,7 +102,7 @@ class Table:
         """Of each key the number, -1 where it is not there."""
         prints = self._prints_of(keys)
         at, there = self._lookup(prints)
-        out: Numbers = np.where(there, self._numbers[at], -1)
+        out: Numbers = np.where(there, self._numbers.take(at + WAYS), -1)
         if self._spilled:
             for missing in (~there).nonzero()[0].tolist():
                 out[missing] = self._spilled.get(int(prints[missing]), -1)
@@ -112,32 +113,32 @@ class Table:
         prints = self._prints_of(keys)
         buckets = self._buckets_of(prints)
         self._count(buckets, 1)
-        at = (buckets << 3) + (prints >> _WAY).view(np.int64) % WAYS
+        at = (buckets << 4) + ((prints >> _WAY).view(np.int64) & WAYS - 1)
         while True:
             there = self._flat.take(at)
             self._flat[at] = np.where(there == 0, prints, there)
             mine = self._flat.take(at) == prints  # of several that found the same place free one has it
             if mine.all():
-                self._numbers[at] = numbers
+                self._numbers[at + WAYS] = numbers
                 break
             done, rest = mine.nonzero()[0], (~mine).nonzero()[0]
-            self._numbers[at.take(done)] = numbers.take(done)
+            self._numbers[at.take(done) + WAYS] = numbers.take(done)
             prints, numbers, buckets = prints.take(rest), numbers.take(rest), buckets.take(rest)
             free = self._prints[buckets] == 0
             full = ~free.any(axis=1)
             if full.any():
                 self._spill(prints[full], numbers[full], buckets[full])
                 prints, numbers, buckets, free = prints[~full], numbers[~full], buckets[~full], free[~full]
-            at = (buckets << 3) + free.argmax(axis=1)
+            at = (buckets << 4) + free.argmax(axis=1)
         self._relieve()
 
     def remove(self, keys: bytes, numbers: Numbers) -> None:
         """Those of the keys that have these numbers."""
         prints = self._prints_of(keys)
         at, there = self._lookup(prints)
-        there &= self._numbers[at] == numbers
+        there &= self._numbers.take(at + WAYS) == numbers
         self._flat[at[there]] = 0
-        self._count(at[there] >> 3, -1)
+        self._count(at[there] >> 4, -1)
         for missing in (~there).nonzero()[0].tolist():
             if self._spilled.get(int(prints[missing])) == numbers[missing]:
                 del self._spilled[int(prints[missing])]
@@ -159,7 +160,7 @@ class Table:
         """(place, whether it is this fingerprint's)."""
         buckets = self._buckets_of(prints)
         key, way = (self._prints[buckets] == prints[:, None]).nonzero()
-        at: Numbers = buckets << 3
+        at: Numbers = buckets << 4
         at[key] += way
         there = np.zeros(len(prints), dtype=np.bool_)
         there[key] = True
@@ -190,12 +191,13 @@ class Table:
         depth, new = self._depth[segment] + 1, len(self._depth)
         if new == len(self._held):
             self._double()
-        old = self._flat[segment * SEGMENT : (segment + 1) * SEGMENT]
-        moved = old * ((old >> np.uint64(64 - depth)) & np.uint64(1))
-        begin = new * SEGMENT
-        self._flat[begin : begin + SEGMENT] = moved
-        self._numbers[begin : begin + SEGMENT] = self._numbers[segment * SEGMENT : (segment + 1) * SEGMENT]
-        old -= moved
+        old = self._flat[segment * BUCKETS * ROW : (segment + 1) * BUCKETS * ROW].reshape(-1, ROW)
+        there = self._flat[new * BUCKETS * ROW : (new + 1) * BUCKETS * ROW].reshape(-1, ROW)
+        prints = old[:, :WAYS]
+        moved = prints * ((prints >> np.uint64(64 - depth)) & np.uint64(1))
+        there[:, WAYS:] = old[:, WAYS:]
+        there[:, :WAYS] = moved
+        prints -= moved
         self._held[new] = np.count_nonzero(moved)
         self._held[segment] -= self._held[new]
         self._depth[segment] = depth
@@ -208,8 +210,7 @@ class Table:
 
     def _double(self) -> None:
         """Out of address space: the one time that everything is copied, a few milliseconds for each million of keys."""
-        prints, numbers, held = self._prints, self._numbers, self._held
+        flat, held = self._flat, self._held
         self._reserve(2 * len(held))
-        self._prints[: len(prints)] = prints
-        self._numbers[: len(numbers)] = numbers
+        self._flat[: len(flat)] = flat
         self._held[: len(held)] = held

@@ -23,6 +23,7 @@ from services.conductor.scheduling import (
     View,
     policy,
 )
+from services.conductor.scheduling.pricing import fetch as fetched
 from services.conductor.scheduling.views import PrefillView, SourceView
 from tests.examples import examples
 from tests.scheduling.cluster import Views, prefill_view, source_view
@@ -69,6 +70,7 @@ def situation(seed: int) -> tuple[Ask, PrefillView, SourceView, float]:
 
 
 SEEDS = st.integers(0, 2**32)
+COLUMNS = ("blocks", "dram", "disk", "rate", "backlog", "prefill")
 
 
 def seconds(view: PrefillView, i: int, ask: Ask, blocks: int) -> float:
@@ -173,6 +175,22 @@ def test_global_cache_prices_both_branches(seed: int) -> None:
             assert int(prices.fetch[i]) in (0, fetch) or int(prices.fetch[i]) in sources.blocks
     row = chosen.choose(ask, prices)
     assert view.open[row] and prices.price[row] == prices.price.min()
+
+
+@given(SEEDS, st.booleans())
+def test_a_source_that_is_not_priced_is_cheaper_for_nobody(seed: int, on_disk: bool) -> None:
+    """Links alike, as they mostly are: then few sources are worth a look."""
+    ask, view, sources, threshold = situation(seed)
+    if not len(sources.agents):
+        return
+    sources.rate, sources.disk = sources.rate[:1].repeat(len(sources.rate)), sources.disk[:1].repeat(len(sources.disk))
+    if not on_disk:
+        sources.dram, view.below, view.on_disk = sources.blocks, 0 * view.below, False
+    price, _, _ = fetched(ask, view, sources, threshold)
+    for row in range(len(sources.agents)):
+        alone = SourceView(sources.agents[row : row + 1], *(getattr(sources, name)[row : row + 1] for name in COLUMNS))
+        least, _, _ = fetched(ask, view, alone, threshold)
+        assert (price <= least * (1 + 1e-12)).all()
 
 
 @given(SEEDS, st.sampled_from(sorted(POLICIES)))

@@ -34,7 +34,7 @@ class Chains:
         step, count = 4 * block_size, len(tokens) // block_size
         if not count:
             return b""
-        ids = memoryview(np.ascontiguousarray(tokens[: count * block_size], dtype="<u4")).cast("B")
+        ids = np.ascontiguousarray(tokens[: count * block_size], dtype="<u4").data.cast("B")
         known = self._known(root, ids, step)
         at = len(known) // KEY
         if at == count:

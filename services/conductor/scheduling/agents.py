@@ -123,7 +123,8 @@ class Agents:
         """The first :data:`MOST_SOURCES`: the longest, those with the least of it on SSD, the least loaded."""
         seconds, below = backlog / self._rate.take(rows), 0 * rows if below is None else below
         if len(rows) > FEW:
-            return np.lexsort((seconds, below, -blocks))[:MOST_SOURCES]
+            ranked: Ints = np.lexsort((seconds, below, -blocks))[:MOST_SOURCES]
+            return ranked
         keys = list(zip((-blocks).tolist(), below.tolist(), seconds.tolist(), strict=True))
         return sorted(range(len(keys)), key=keys.__getitem__)[:MOST_SOURCES]
 
