@@ -72,6 +72,7 @@ def tree(blocks: int, rounds: int) -> list[report.Row]:
     chains = random_chains(blocks)
     count = CHAIN * len(chains)
     first = further = 0.0
+    collections = list[float]()
     for turn in range(rounds):
         index = PrefixIndex()
         one, two = index.add_column(), index.add_column()
@@ -79,6 +80,9 @@ def tree(blocks: int, rounds: int) -> list[report.Row]:
         before = resident()
         rates["new"].append(rate(partial(store_all, index, one, chains)))
         middle = resident()
+        begin = clock()
+        gc.collect()
+        collections.append(1000 * (clock() - begin))
         rates["known"].append(rate(partial(store_all, index, two, chains)))
         if turn == 0:  # later rounds reuse what earlier ones gave back
             first, further = (middle - before) / count, (resident() - middle) / count
@@ -88,6 +92,7 @@ def tree(blocks: int, rounds: int) -> list[report.Row]:
         report.row(f"tree: {what} blocks, {MESSAGE} a call", "mooncake", s, "blocks/s") for what, s in rates.items()
     ]
     note = f"{count} blocks"
+    rows.append(report.row("conductor: a full garbage collection", "mooncake", collections, "ms", note=note).most(5))
     rows.append(report.row("conductor: bytes of a block's first place", "mooncake", [first], "B", note=note).most(200))
     return [*rows, report.row("conductor: bytes of each further place", "mooncake", [further], "B").most(16)]
 

@@ -38,8 +38,8 @@ class Vectors:
         for column in ones(run.who):
             vector[column] = prefix(self._held[column][run])
         above = run.parent
-        if above is not None:
-            before = np.minimum(above.vector, base)  # type: ignore[arg-type]  # it has one
+        if above is not None and above.vector is not None:  # it has one, being made first
+            before = np.minimum(above.vector, base)
             vector *= before == base  # only who holds all of the path so far
             vector += before
             above.kids = above.kids or set()
