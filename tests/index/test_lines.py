@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.blocks import KEY, split_keys
@@ -14,6 +14,7 @@ from shared.index.lines import Line
 from shared.index.mirror import Mirror
 from shared.index.publisher import Publisher
 from shared.index.twin import OK
+from tests.examples import examples
 
 AGENTS = [code(n) for n in (1, 2, 3)]
 
@@ -51,6 +52,7 @@ def follower() -> Mirror:
     return mirror
 
 
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 40))
 def test_together_as_one_by_one(seed: int, portion: int) -> None:
     said, chains = stream(random.Random(seed), 30)

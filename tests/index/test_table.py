@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.blocks import KEY, split_keys
 from shared.index import table
 from shared.index.places import Places
 from shared.index.table import Table
+from tests.examples import examples
 
 
 def keys(rng: np.random.Generator, n: int) -> bytes:
@@ -26,7 +27,7 @@ def limit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 
 def test_table_is_a_dict(limit: int) -> None:
     rng, held, model = np.random.default_rng(limit), Table(2), dict[bytes, int]()
-    for turn in range(40):
+    for turn in range(24):
         chain = keys(rng, int(rng.choice([1, 7, 500, 3000])))
         numbers = np.arange(len(chain) // KEY) + 10_000 * turn
         held.put(chain, numbers)
@@ -65,6 +66,7 @@ def test_all_keys_at_once_that_want_the_same_bucket() -> None:
 chains = st.lists(st.tuples(st.integers(1, 40), st.booleans()), min_size=1, max_size=20)
 
 
+@settings(max_examples=examples(40), deadline=None)
 @given(chains, st.integers(0, 2**32))
 def test_places_that_wait_are_found_like_others(sizes: list[tuple[int, bool]], seed: int) -> None:
     places, rng, model = Places(), np.random.default_rng(seed), dict[bytes, int]()
