@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ MOST_ENTRIES = 128  # per shard and read
 SCAN = 1000
 RETRY_FIRST, RETRY_MOST = 0.1, 2.0
 YIELD = 0.002  # seconds of work between two looks at the loop
-PORTION = 1 << 16  # bytes of entries applied in one turn of the loop
+PORTION = 1 << 15  # bytes of entries applied in one turn of the loop
 
 
 class IndexMirror:
@@ -42,6 +43,7 @@ class IndexMirror:
         self._core = Mirror(shards)
         self._heard = 0.0
         self._together = True
+        self._settled = False
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -226,6 +228,9 @@ class IndexMirror:
             if time.monotonic() - started > YIELD:
                 await asyncio.sleep(0)
                 started = time.monotonic()
+        if not self._settled:  # what is there now mostly stays: a full collection need not go through it (50 ms)
+            self._settled = True
+            gc.freeze()
 
     async def _hscan(self, shard: int, cursor: bytes) -> tuple[bytes, list[bytes]]:
         cursor, page = await self._link.run(load("index_page"), [self._keys.blocks[shard]], [cursor, SCAN])
