@@ -67,7 +67,10 @@ def measure(policy: str, trace: str) -> list[Row]:
 
 
 def _of_load(policy: str, found: dict[str, float | None], cpu: float) -> list[Row]:
-    note = f"{found['completed']} of {found['requests']} answered, generator late p99 {found['late_p99_s']:.3f} s"
+    left = f"{found['rejected']} refused, {found['errors']} errors"
+    note = (
+        f"{found['completed']} of {found['requests']} answered, {left}, generator late p99 {found['late_p99_s']:.3f} s"
+    )
     rows = [
         Row(f"TTFT {point}", policy, found[f"ttft_{point}_s"], "s", int(found["completed"] or 0), cpu_s=cpu, note=note)
         for point in ("mean", "p50", "p90", "p99")
