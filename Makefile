@@ -84,8 +84,7 @@ recovery: $(STAMP)
 # The guest sees this folder and the virtual environment as they are; its first start builds a kernel (minutes).
 RDMA_VM ?= ../shared/tools/rdma-vm
 RDMA_TIMEOUT ?= 600
-# A whole `mooncake up` in the guest takes minutes more than the others together: RDMA_TESTS=tests/rdma/test_rdma_up.py RDMA_TIMEOUT=1500
-RDMA_TESTS ?= tests/rdma --ignore=tests/rdma/test_rdma_up.py
+RDMA_TESTS ?= tests/rdma
 test-rdma: $(STAMP)
 	@test -x $(RDMA_VM) || { echo "there is no $(RDMA_VM): RDMA_VM=PATH names what starts a guest with RDMA devices"; exit 2; }
 	$(RDMA_VM) --nics 4 --memory 3072 --timeout $(RDMA_TIMEOUT) --dir $(CURDIR) -- \
