@@ -161,9 +161,6 @@ class Agent:
             await asyncio.sleep(TICK)
 
     def _look(self) -> None:
-        for slab in self.slabs.values():
-            slab.expire()
-            slab.changed()
         self.slabs.look()
         self.ssd.look()
         self._show()
@@ -175,28 +172,14 @@ class Agent:
 
     def stats(self) -> dict[str, float]:
         """Everything held now, by kind, and the pool's slots by state."""
-        slabs = tuple(self.slabs.values())
-        pools = [slab.pool for slab in slabs]
         registered, to_register = self.engine.registered()
-        return {
-            "store_slots": sum(pool.slots.used for pool in pools),
-            "store_holds": sum(len(pool.holds) for pool in pools),
-            "store_prefetched": sum(pool.prefetched for pool in pools),
-            "store_pinned": sum(slab.pinned.kept for slab in slabs),
-            "store_leases": sum(len(slab.leases) for slab in slabs),
-            "store_landings": sum(len(slab.landings) for slab in slabs),
-            "store_quarantined": sum(slab.landings.quarantined for slab in slabs),
+        return self.slabs.totals() | {
             "store_connections": len(self.local.connections),
             "store_orphans": sum(c.slab.pool.held_by(c.id) for c in self.local.orphans),
             "store_fetches": len(self._fetcher),
             "store_streams": len(self._streamer),
-            "store_waiting": sum(len(slab.room) for slab in slabs),
             "store_ssd_writes": self.ssd.writes,
             "store_ssd_reads": self.ssd.reads,
-            "slots": sum(len(pool.slots) for pool in pools),
-            "free": sum(pool.slots.free for pool in pools),
-            "cached": sum(pool.slots.idle + pool.slots.yielding for pool in pools),
-            "evictions": sum(pool.slots.evictions for pool in pools),
             "ssd_blocks": len(self.ssd.book),
             "ssd_hits": float(self.ssd.tally.read),
             "ssd_skipped": float(self.ssd.tally.skipped),
@@ -221,7 +204,7 @@ class Agent:
             nics=self._nics_shown,
             slots=int(shown["slots"]),
             used=int(shown["store_slots"]),
-            slot_bytes=max((slab.memory.stride for slab in self.slabs.values()), default=0),
+            slot_bytes=max((slab.stride for slab in self._slabs_shown), default=0),
             backlog_bytes=self._backlog,
             rate=self._rate.value,
             held={kind: shown[kind] for kind in metrics.HELD},
@@ -234,10 +217,10 @@ class Agent:
 
     def _show(self) -> None:
         stats = self._shown = self.stats()
-        self._slabs_shown = [slab.record() for slab in self.slabs.values()]
+        self._slabs_shown = self.slabs.records()
         self._ssd_shown = self.ssd.record()
         self._nics_shown = self.engine.nics()
-        self._backlog = sum(slab.leases.bytes for slab in self.slabs.values())
+        self._backlog = int(stats["leased_bytes"])
         for kind, gauge in metrics.HELD.items():
             gauge.set(stats[kind])
         for tier, quotas in (("dram", self.slabs.quotas), ("ssd", self.ssd.book.owners.quotas)):

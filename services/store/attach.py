@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import threading
 import time
 from dataclasses import dataclass
 
 import msgspec
 
 from services.store.frames import MAX_GREETING, FrameReader, frame
-from services.store.local_messages import VERSION, Challenge, Denied, Hello, Welcome, prove
+from services.store.local_messages import VERSION, Bye, Challenge, Denied, Hello, Welcome, prove
 from services.store.transfer.sockets import unix_address
 from shared.blocks import Namespace
 from shared.errors import AgentGone, MooncakeError, ProtocolError
@@ -27,6 +29,14 @@ class Attached:
     fd: int
     mailbox: int
     welcome: Welcome
+
+    def close(self) -> None:
+        """Socket and descriptors. The agent is told: of a process that lives it would keep the connection for ever."""
+        with contextlib.suppress(OSError):
+            self.sock.send(frame(msgspec.msgpack.encode(Bye(0))))
+        self.sock.close()
+        os.close(self.fd)
+        os.close(self.mailbox)
 
 
 def attach(address: str, namespace: Namespace, name: str, secret: str, timeout: float) -> Attached:
@@ -50,6 +60,30 @@ def attach(address: str, namespace: Namespace, name: str, secret: str, timeout: 
         except BaseException:
             sock.close()
             raise
+
+
+class Attaching:
+    """``attach`` on a thread, for somebody who may ``give_up`` at any moment: what comes then is closed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._attached: Attached | None = None
+        self._over = False
+
+    def attach(self, address: str, namespace: Namespace, name: str, secret: str, timeout: float) -> Attached:
+        """See :func:`attach`."""
+        attached = attach(address, namespace, name, secret, timeout)
+        with self._lock:
+            self._attached, over = attached, self._over
+        if over:
+            attached.close()
+        return attached
+
+    def give_up(self) -> None:
+        with self._lock:
+            self._over, attached = True, self._attached
+        if attached is not None:
+            attached.close()
 
 
 def _greet(sock: socket.socket, namespace: Namespace, name: str, secret: str) -> Attached:

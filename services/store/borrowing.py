@@ -45,6 +45,7 @@ class Borrower:
                 self._give_back(slab.name, owner, lease)
             raise
         if leased.id and not 0 < leased.ttl <= MAX_TTL:
+            self._give_back(slab.name, owner, leased.id)
             raise ProtocolError(f"a lease lasts up to {MAX_TTL:g} s, not {leased.ttl:g}", field="ttl")
         return leased, Borrowed(leased.id, leased.ttl, sent)
 

@@ -11,7 +11,7 @@ from typing import Self
 from opentelemetry import propagate, trace
 
 from services.store import local_messages as wire
-from services.store.attach import Attached, attach
+from services.store.attach import Attached, Attaching
 from services.store.local_messages import By, HeldTuple, unpack_held
 from services.store.mailbox import Mailbox
 from services.store.object_calls import ObjectCalls
@@ -20,7 +20,7 @@ from services.store.plain import plain_namespace
 from services.store.session import Session
 from shared.blocks import Namespace
 from shared.engines.base import Fetched, Held, Landing, LandingTarget, Owner, PoolClass, PoolMap, Run
-from shared.errors import AgentGone, InternalError, InvalidInput
+from shared.errors import AgentGone
 from shared.messages import Ref
 
 __all__ = ["Buffer", "Data", "Put", "StoreClient", "plain_namespace"]
@@ -43,7 +43,6 @@ class StoreClient(ObjectCalls):
         self._object_api: Objects | None = None
         self._fd = attached.fd
         self._mailbox = Mailbox(attached.mailbox)
-        os.close(attached.mailbox)
         self._posting = False
         self._agent = attached.welcome.agent
         w = attached.welcome
@@ -64,11 +63,22 @@ class StoreClient(ObjectCalls):
         not there yet. What this client puts counts against the quota of ``tenant``. Raises AgentGone, Unauthorized,
         ConfigError (the pool has no room for another namespace)."""
         name = owner_name or f"pid {os.getpid()}"
-        attached = await asyncio.to_thread(attach, address, namespace, name, secret, timeout)
-        attached.sock.setblocking(False)
-        session = Session()
-        await asyncio.get_running_loop().create_unix_connection(lambda: session, sock=attached.sock)
-        return cls(attached, session, namespace, name, tenant)
+        attaching, session = Attaching(), Session()
+        try:
+            attached = await asyncio.to_thread(attaching.attach, address, namespace, name, secret, timeout)
+        except asyncio.CancelledError:
+            attaching.give_up()
+            raise
+        try:
+            attached.sock.setblocking(False)
+            await asyncio.get_running_loop().create_unix_connection(lambda: session, sock=attached.sock)
+            client = cls(attached, session, namespace, name, tenant)
+        except BaseException:
+            session.close()
+            attached.close()
+            raise
+        os.close(attached.mailbox)
+        return client
 
     async def __aenter__(self) -> Self:
         return self
@@ -84,6 +94,7 @@ class StoreClient(ObjectCalls):
             with contextlib.suppress(Exception):
                 await self._session.ask(wire.Bye, None, timeout=2.0)
         self._session.close()
+        self._mailbox.close()
         os.close(self._fd)
         self._fd = -1
 
@@ -173,22 +184,19 @@ class StoreClient(ObjectCalls):
     ) -> list[wire.Posted]:
         """Store few bytes by way of the mailbox, which holds ``mailbox.SIZE`` of them together. At once: what is LATER
         for lack of room is for ``reserve``, and so is all where another call uses the mailbox."""
+        if self.closed:
+            raise AgentGone("the store agent is gone")
         if self._posting:
             return [wire.Posted.LATER] * len(keys)
         by, packed, lengths = _by(owner, PoolClass.CACHE), b"".join(keys), [len(value) for value in values]
         self._mailbox.write(values)
         self._posting = True
-        try:
-            answer: list[wire.Posted] = await self._session.ask(
-                lambda id: wire.Put(id, packed, lengths, by), list[wire.Posted], timeout, self._posted
-            )
-        except (InvalidInput, InternalError):  # an answer, too
-            self._posting = False
-            raise
-        self._posted(answer)
+        answer: list[wire.Posted] = await self._session.ask(
+            lambda id: wire.Put(id, packed, lengths, by), list[wire.Posted], timeout, answered=self._posted
+        )
         return answer
 
-    def _posted(self, answer: list[wire.Posted]) -> None:
+    def _posted(self) -> None:
         """The agent has answered, perhaps to somebody who has gone: it reads the mailbox no more."""
         self._posting = False
 

@@ -202,9 +202,10 @@ class Fetcher:
             flight.span = span
             missing = await self._from_quicker(flight, ask, wanted, deadline)
             missing = await self._from_below(flight, ask, missing, deadline)
-            if missing and not sources:
-                missing = await self._by_habit(flight, ask, missing, deadline)
-            for agent in await self._candidates([w.key for w in missing], sources):
+            guess = "" if sources or len(missing) > FEW else self._habit(ask.slab).guess
+            if missing and guess:
+                missing = await self._by_habit(flight, ask, guess, missing, deadline)
+            for agent in await self._candidates([w.key for w in missing], sources, guess):
                 left = deadline - asyncio.get_running_loop().time()
                 if left <= 0:
                     late = Outcome(error=DeadlineExceeded.code)
@@ -224,26 +225,27 @@ class Fetcher:
     def _habit(self, slab: Slab) -> Habit:
         return self._habits.setdefault(slab.name, Habit())
 
-    async def _by_habit(self, flight: Flight, ask: Ask, wanted: list[Wanted], deadline: float) -> list[Wanted]:
+    async def _by_habit(
+        self, flight: Flight, ask: Ask, guess: str, wanted: Sequence[Wanted], deadline: float
+    ) -> list[Wanted]:
         """Ask who had everything of late, before the index is asked who has this: the owner knows. Returns what is
         still missing."""
-        habit = self._habit(ask.slab)
-        if len(wanted) > FEW or not habit.guess:
-            return wanted
-        guess, now = habit.guess, asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
         soon = now + min(GUESS_TIMEOUT, (deadline - now) / 2)
         missing = await self._all_from(flight, ask, guess, wanted, soon)
-        habit.gave(guess, len(wanted) - len(missing), len(wanted))
+        self._habit(ask.slab).gave(guess, len(wanted) - len(missing), len(wanted))
         for w in missing:  # why that one did not have them says nothing
             flight.outcomes.pop(w.key, None)
         return missing
 
-    async def _candidates(self, keys: Sequence[bytes], sources: Sequence[str]) -> list[str]:
-        """The agents named, else those of the index: most blocks first, then the least loaded."""
+    async def _candidates(self, keys: Sequence[bytes], sources: Sequence[str], asked: str = "") -> list[str]:
+        """The agents named, else those of the index: most blocks first, then the least loaded; at last who was
+        ``asked`` already."""
         if sources or not keys:
             return [agent for agent in dict.fromkeys(sources) if agent != self._me] if keys else []
         located = await self._directory.locate(keys)
-        return [agent for agent, _ in Counter(agent for agents in located for agent in agents).most_common()]
+        found = [agent for agent, _ in Counter(agent for agents in located for agent in agents).most_common()]
+        return sorted(found, key=lambda agent: agent == asked)
 
     async def _from_quicker(
         self, flight: Flight, ask: Ask, wanted: Sequence[Wanted], deadline: float

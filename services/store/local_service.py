@@ -229,6 +229,7 @@ class LocalService:
         if connection.pidfd >= 0 and connection not in self.connections:
             os.close(connection.pidfd)
             connection.pidfd = -1
+            connection.mailbox.close()
 
     async def close(self) -> None:
         self._closing = True

@@ -21,7 +21,8 @@ class Mailbox:
     call, and believes nothing of what lies here but that it is bytes."""
 
     def __init__(self, fd: int) -> None:
-        self._bytes = memoryview(mmap.mmap(fd, SIZE))
+        self._map = mmap.mmap(fd, SIZE)
+        self._bytes = memoryview(self._map)
 
     def write(self, values: Sequence[memoryview]) -> None:
         """One after the other; ``SIZE`` together at most."""
@@ -36,3 +37,8 @@ class Mailbox:
         for length in lengths:
             yield self._bytes[at : at + length]
             at += length
+
+    def close(self) -> None:
+        """Let go of the memory, and of the descriptor that its mapping has. Idempotent."""
+        self._bytes.release()
+        self._map.close()

@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from services.store.local_messages import Posted
 from services.store.mailbox import SIZE as MAILBOX
+from services.store.session import GRACE
 from shared.blocks import KEY
 from shared.engines.base import Held, Kind, Owner, PoolClass, PoolMap
-from shared.errors import InvalidInput, MooncakeError, PoolFull, QuotaExceeded
+from shared.errors import DeadlineExceeded, InvalidInput, MooncakeError, PoolFull, QuotaExceeded
 from shared.tasks import to_the_end
 
 if TYPE_CHECKING:
@@ -83,8 +84,12 @@ class Objects:
 
     async def put(self, items: Sequence[tuple[bytes, Data]], timeout: float) -> list[Put]:
         out: list[Put] = []
-        end = asyncio.get_running_loop().time() + timeout
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout
         for batch in batches(items, self._batch):
+            if loop.time() > end + GRACE / 2:  # the agent does not answer: the others would wait one after the other
+                late = Put(False, DeadlineExceeded(f"not stored within {timeout:g} s"))
+                return out + [late] * (len(items) - len(out))
             out += await self._put_batch(batch, end)
         return out
 

@@ -25,11 +25,13 @@ _answers: msgspec.msgpack.Decoder[Answer | Failed | Aborted] = msgspec.msgpack.D
 
 @dataclass
 class Pending:
-    """``kind`` is the answer's type. ``undo`` gives back what came for somebody who had gone meanwhile."""
+    """``kind`` is the answer's type. ``undo`` gives back what came for somebody who had gone meanwhile. ``answered`` is
+    called when the agent has answered, be it with a refusal, and whether or not somebody waits for it."""
 
     future: asyncio.Future[Any]
     kind: Any
     undo: Callable[[Any], None] | None
+    answered: Callable[[], None]
 
 
 class Session(asyncio.Protocol):
@@ -74,13 +76,15 @@ class Session(asyncio.Protocol):
         kind: Any,
         timeout: float = 10.0,
         undo: Callable[[Any], None] | None = None,
+        answered: Callable[[], None] = lambda: None,
     ) -> Any:
-        """Raises AgentGone, DeadlineExceeded, and what the agent answered with. ``make`` gets the request's id.
+        """Raises AgentGone, DeadlineExceeded, and what the agent answered with. ``make`` gets the request's id;
+        ``undo`` and ``answered``: see :class:`Pending`.
 
         When the caller is cancelled, or the time is over, the agent is told; what it has granted is undone.
         """
-        future = self._send(make, kind, undo)
-        id = self._next
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        id = self._send(make, Pending(future, kind, undo, answered))
         try:
             async with asyncio.timeout(timeout + GRACE):
                 return await future
@@ -120,17 +124,15 @@ class Session(asyncio.Protocol):
             self._telling = None
         return frame(_encode(Release(0, over))) if over else b""
 
-    def _send(
-        self, make: Callable[[int], AnyRequest], kind: Any, undo: Callable[[Any], None] | None
-    ) -> asyncio.Future[Any]:
+    def _send(self, make: Callable[[int], AnyRequest], pending: Pending) -> int:
+        """The request's id."""
         if self.closed or self._transport is None:
             raise AgentGone("the store agent is gone")
         self._next += 1
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         body = frame(_encode(make(self._next)))
-        self._pending[self._next] = Pending(future, kind, undo)
+        self._pending[self._next] = pending
         self._transport.write(self._released() + body)
-        return future
+        return self._next
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -147,6 +149,7 @@ class Session(asyncio.Protocol):
         entry = self._pending.pop(message.id, None)
         if entry is None:
             return
+        entry.answered()
         if isinstance(message, Failed):
             if not entry.future.done():
                 entry.future.set_exception(MooncakeError.from_wire(message.error))

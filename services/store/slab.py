@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 
@@ -49,6 +49,8 @@ def segment_name(namespace: Namespace) -> str:
 
 
 class Slab:
+    """``wakes`` is called whenever something happens here: until then nobody looks at a slab that rests."""
+
     def __init__(
         self,
         namespace: Namespace,
@@ -75,6 +77,7 @@ class Slab:
         self._trimming = False
         self.lower: Lower = NothingLower()
         self.used_at = boottime()
+        self.wakes: Callable[[], None] = lambda: None
         self._prefault = Prefault(self.memory, threads)
         self._checksums_on = settings.checksums
         self._low = int(slots * settings.low_watermark)
@@ -123,6 +126,10 @@ class Slab:
 
     def changed(self, delay: float = 0.0) -> None:
         """Something was let go: serve the line soon."""
+        self.wakes()
+        self._schedule(delay)
+
+    def _schedule(self, delay: float = 0.0) -> None:
         if delay == 0.0 and self._scheduled is not None:
             self._scheduled.cancel()
             self._scheduled = None
@@ -134,7 +141,7 @@ class Slab:
         self._scheduled = None
         self.room.serve()
         self._trim()
-        self.drain()
+        self._tell()
         self.lower.changed()
         if len(self.room):
             self.changed(RETRY)
@@ -155,8 +162,13 @@ class Slab:
 
     def drain(self) -> None:
         """Tell the index and the waiting what has happened, in order. After every change of the pool."""
+        self.wakes()
+        self._tell()
+
+    def _tell(self) -> None:
         self._prefault.reached(self.pool.slots.reached)
         if self.pool.slots.evictions != self._evictions:
+            self.wakes()
             EVICTED.inc(self.pool.slots.evictions - self._evictions)
             self._evictions = self.pool.slots.evictions
         if self.pool.slots.dropped:
@@ -264,6 +276,7 @@ class Slab:
 
     def use(self, slots: Sequence[int]) -> None:
         """Hold slots for leases or transfers, whatever becomes of the engine."""
+        self.wakes()
         for slot in slots:
             self.pool.use(slot)
 
@@ -289,17 +302,42 @@ class Slab:
             blocks=len(slots.by_key),
         )
 
-    def expire(self) -> None:
-        """Let go of what remote readers' leases and pins no longer hold."""
+    def amounts(self) -> dict[str, float]:
+        """What it holds now, by kind, its slots by state, and ``leased_bytes``, which readers may be reading."""
+        pool, slots = self.pool, self.pool.slots
+        return {
+            "store_slots": slots.used,
+            "store_holds": len(pool.holds),
+            "store_prefetched": pool.prefetched,
+            "store_pinned": self.pinned.kept,
+            "store_leases": len(self.leases),
+            "store_landings": len(self.landings),
+            "store_quarantined": self.landings.quarantined,
+            "store_waiting": len(self.room),
+            "slots": len(slots),
+            "free": slots.free,
+            "cached": slots.idle + slots.yielding,
+            "evictions": slots.evictions,
+            "leased_bytes": self.leases.bytes,
+        }
+
+    def look(self) -> None:
+        """Let go of what remote readers' leases and pins no longer hold, and serve the line."""
         self.unuse(self.leases.expire(boottime()))
-        if self.pinned.expire(boottime()):
-            self.changed()
+        self.pinned.expire(boottime())
+        self._schedule()
 
     @property
     def idle(self) -> bool:
         """Nothing of it is held, leased, pinned, waited for or being read."""
         held = self.pool.slots.used or len(self.leases) or len(self.landings) or len(self.room)
         return not (held or len(self.checksums) or self.pins.busy)
+
+    @property
+    def rests(self) -> bool:
+        """Idle, and a look would find nothing until something happens again."""
+        waits = len(self.pinned) or self._trimming or self.pool.slots.free < self._low
+        return self.idle and not waits
 
     def empty(self) -> None:
         """All blocks leave; those on the SSD stay there."""

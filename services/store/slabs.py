@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, ValuesView
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from services.store.census import Census
 from services.store.directory import Directory
 from services.store.lower import Lower, NothingLower
 from services.store.memory import stride_of
@@ -17,6 +18,7 @@ from services.store.tenants import Quotas
 from services.store.transfer.base import Generations, TransferEngine
 from shared.blocks import ITEMSIZE, Namespace
 from shared.errors import ConfigError, Contended, InvalidInput, MooncakeError
+from shared.records import SlabRecord
 from shared.telemetry import log
 
 logger = log("store.slabs")
@@ -25,6 +27,12 @@ UNREGISTER_TIMEOUT = 2.0
 
 MOST_BYTES = 1 << 40
 """Of a block whose layout is opaque."""
+
+COUNTED = (
+    *("slots", "free", "cached", "evictions", "leased_bytes", "store_slots", "store_holds", "store_prefetched"),
+    *("store_pinned", "store_leases", "store_landings", "store_quarantined", "store_waiting"),
+)
+"""What a slab counts (``Slab.amounts``)."""
 
 
 class Slabs(Mapping[str, Slab]):
@@ -44,6 +52,10 @@ class Slabs(Mapping[str, Slab]):
         self._directory = directory
         self._threads = threads
         self._slabs: dict[str, Slab] = {}
+        self._awake: dict[str, Slab] = {}  # where something happened since a look found nothing going on
+        self._taken = 0  # bytes of the pool that slabs have
+        self._census = Census(COUNTED)
+        self._records: dict[str, SlabRecord] = {}
         self._leaving: set[str] = set()  # their memory is in use, but nothing new may use it
         self._attaching = asyncio.Lock()
         self._engine: TransferEngine | None = None
@@ -84,20 +96,55 @@ class Slabs(Mapping[str, Slab]):
                 raise Contended(f"namespace {name} is making way, and still being read: ask again", field="namespace")
             if name not in self._slabs:
                 await self._make_room(stride_of(namespace.geometry))
-                self._slabs[name] = self._make(namespace.deployment())
-            self._slabs[name].used_at = boottime()
-            return self._slabs[name]
+                self._enter(self._make(namespace.deployment()))
+            slab = self._awake[name] = self._slabs[name]
+            slab.used_at = boottime()
+            return slab
+
+    def _enter(self, slab: Slab) -> None:
+        self._slabs[slab.name] = slab
+        self._taken += slab.memory.size
+        slab.wakes = partial(self._awake.__setitem__, slab.name, slab)
+
+    # -- looking -----------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Note which slabs are in use now: somebody is attached, or something of them is held."""
-        for slab in self._slabs.values():
+        """Have each slab see what is over, and note which are in use now: somebody is attached, or something of them
+        is held. There may be thousands: those at which nothing goes on rest until something happens there."""
+        for slab in self._looked_at():
+            slab.look()
             if not slab.idle or self._in_use(slab):
                 slab.used_at = boottime()
+            elif slab.rests:
+                self._count(slab)
+                del self._awake[slab.name]
+
+    def _looked_at(self) -> list[Slab]:
+        """Who is over its quota for a block in one slab has others' to give, in any."""
+        if self.quotas.over:
+            self._awake.update(self._slabs)
+        return [slab for name, slab in self._awake.items() if self._slabs.get(name) is slab]
+
+    def _count(self, slab: Slab) -> None:
+        self._census.count(slab.name, slab.amounts())
+        self._records[slab.name] = slab.record()
+
+    def totals(self) -> dict[str, float]:
+        """What all slabs hold together, see :meth:`Slab.amounts`."""
+        for slab in self._looked_at():
+            self._count(slab)
+        return dict(self._census.totals)
+
+    def records(self) -> list[SlabRecord]:
+        """As of the last ``totals``."""
+        return list(self._records.values())
 
     async def _make_room(self, stride: int) -> None:
         """Namespaces come and go: let the memory of the least recently used go until a slab fits."""
-        self.look()
         wanted = max(stride, self._settings.slab_bytes)
+        if self._left >= wanted:
+            return
+        self.look()
         for slab in sorted(self._slabs.values(), key=lambda slab: slab.used_at):
             if self._left >= wanted:
                 return
@@ -117,16 +164,23 @@ class Slabs(Mapping[str, Slab]):
             self._leaving.add(slab.name)
             return False
         self._leaving.discard(slab.name)
-        del self._slabs[slab.name]
+        self._leave(slab)
         slab.lower.end()
         slab.close()
         logger.info("namespace has made way", segment=slab.name, bytes=slab.memory.size)
         return True
 
+    def _leave(self, slab: Slab) -> None:
+        del self._slabs[slab.name]
+        self._awake.pop(slab.name, None)
+        self._taken -= slab.memory.size
+        if self._records.pop(slab.name, None) is not None:
+            self._census.forget(slab.name)
+
     @property
     def _left(self) -> int:
         """Bytes of the pool that no slab has."""
-        return self._settings.pool_bytes - sum(slab.memory.size for slab in self._slabs.values())
+        return self._settings.pool_bytes - self._taken
 
     def _make(self, namespace: Namespace) -> Slab:
         settings, stride, left = self._settings, stride_of(namespace.geometry), self._left
@@ -164,7 +218,8 @@ class Slabs(Mapping[str, Slab]):
             except MooncakeError:
                 continue  # still in use: the mapping goes with the process
             slab.close()
-        self._slabs.clear()
+        for slab in tuple(self._slabs.values()):
+            self._leave(slab)
 
 
 def register(engine: TransferEngine, slab: Slab, location: str) -> None:

@@ -90,14 +90,17 @@ class Child:
 
     async def hear(self) -> str:
         assert self._process.stdout is not None
-        line = await asyncio.wait_for(self._process.stdout.readline(), 20)
+        line = await asyncio.wait_for(self._process.stdout.readline(), 100)
         assert line, "the child has died"
         return line.decode().strip()
 
-    async def tell(self, command: str) -> list[str]:
-        """What it printed before it was done."""
+    def say(self, command: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(command.encode() + b"\n")
+
+    async def tell(self, command: str) -> list[str]:
+        """What it printed before it was done."""
+        self.say(command)
         lines: list[str] = []
         while (line := await self.hear()) != "done":
             lines.append(line)

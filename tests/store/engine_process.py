@@ -1,5 +1,5 @@
-"""A store client in a process of its own, obeying lines on stdin: ``reserve N ...``, ``fill N``, ``commit``,
-``landing N``, ``hangup``."""
+"""A store client in a process of its own, obeying lines on stdin: ``reserve N ...``, ``fetch N ...``, ``wait N``,
+``allocate N``, ``fill N``, ``commit``, ``landing N``, ``hangup``. Keys are named by numbers."""
 
 from __future__ import annotations
 
@@ -27,9 +27,15 @@ async def serve(address: str, namespace: Namespace) -> None:
 
 async def obey(client: Any, command: str, *arguments: str) -> None:
     owner = Owner("child/1")
+    keys = [f"child-{int(i):010d}".encode()[:16] for i in arguments if i.isdecimal()]
     if command == "reserve":
-        keys = [f"child-{int(i):010d}".encode()[:16] for i in arguments]
         client.kept += await client.reserve(keys, owner, PoolClass.PREFILL, 5.0)
+    elif command == "fetch":
+        await client.fetch(keys, b"", [], owner, PoolClass.CACHE, 100.0, chained=False)
+    elif command == "wait":
+        await client.wait(keys[0], owner, 100.0)
+    elif command == "allocate":
+        await client.allocate(1, owner, PoolClass.PREFILL, 100.0)
     elif command == "fill":
         fill(client.pool, [h.slot for h in client.kept], int(arguments[0]))
     elif command == "commit":

@@ -16,7 +16,7 @@ from services.store.agent import Agent
 from services.store.client import StoreClient
 from services.store.mailbox import SIZE, Mailbox, mailbox_file
 from shared.engines.base import Owner, PoolClass
-from shared.errors import InvalidInput, PoolFull
+from shared.errors import DeadlineExceeded, InvalidInput, PoolFull
 
 OWNER = Owner("request/1")
 
@@ -90,6 +90,61 @@ async def test_who_writes_the_key_already_and_a_full_pool_are_waited_for(
     waiting = asyncio.create_task(client.put([(key(1), b"x")]))
     await writer.release(full)
     assert [r.stored for r in await waiting] == [True]
+
+
+def refused(c: Any, r: Any) -> list[wire.Posted]:
+    raise InvalidInput("no")
+
+
+def broken(c: Any, r: Any) -> list[wire.Posted]:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("answer", [None, refused, broken])
+@pytest.mark.parametrize("asker", ["waits", "is gone", "is late"])
+async def test_however_a_put_ends_the_mailbox_is_free_once_it_is_answered(
+    start_agent: Start, connect: Connect, key: Key, monkeypatch: pytest.MonkeyPatch, answer: Any, asker: str
+) -> None:
+    agent = await start_agent()
+    client = await connect(agent)
+    handlers, session, kept = agent.local._handlers, client._session, list[bytes]()
+    with monkeypatch.context() as patch:
+        patch.setattr("services.store.session.GRACE", 0.0)
+        patch.setitem(handlers, wire.Put, answer or handlers[wire.Put])
+        patch.setattr(session, "data_received", kept.append)
+        timeout = 0.0 if asker == "is late" else 100.0
+        putting = asyncio.create_task(client.put([(key(0), b"a" * 100)], timeout))
+        while not kept:
+            await asyncio.sleep(0)
+        if asker == "is gone":
+            putting.cancel()
+        if asker != "waits":
+            (ended,) = await asyncio.gather(putting, return_exceptions=True)
+            assert isinstance(ended, asyncio.CancelledError) or isinstance(ended[0].error, DeadlineExceeded)  # type: ignore[index]
+            assert client._posting, "the agent may be reading"
+    for data in kept:
+        session.data_received(data)
+    await asyncio.wait({putting})
+    sent = requests(client)
+    assert [r.stored for r in await client.put([(key(1), b"b")])] == [True]
+    assert requests(client) == sent + 1 and await client.get([key(1)]) == [b"b"]
+
+
+async def test_an_agent_that_answers_nothing_costs_a_put_its_time_once(
+    start_agent: Start, connect: Connect, key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not once for each batch of its items."""
+    grace = 0.2
+    monkeypatch.setattr("services.store.session.GRACE", grace)
+    monkeypatch.setattr("services.store.objects.GRACE", grace)
+    agent = await start_agent(slots=16)
+    client = await connect(agent)
+    await client.put([(key("made before"), b"x")])
+    agent.local._handlers[wire.Put] = lambda c, r: asyncio.Event().wait()
+    sent = requests(client)
+    results = await client.put([(key(i), b"x") for i in range(200)], timeout=0.0)
+    assert len(results) == 200 and all(isinstance(r.error, DeadlineExceeded) for r in results)
+    assert requests(client) == sent + 1
 
 
 def put_of(keys: bytes, lengths: list[int], by: wire.By) -> Callable[[int], wire.Put]:

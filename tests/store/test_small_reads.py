@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from services.store import peer_messages as wire
 from services.store.agent import Agent
 from services.store.client import StoreClient
+from services.store.fetcher import GUESS_TIMEOUT
 from services.store.fetches import Habit
 from services.store.slab import Slab
 from services.store.transfer.base import Peer
 from services.store.transfer.policy import TransportPolicy
-from shared.errors import PeerGone
+from shared.errors import DeadlineExceeded, PeerGone
 
 Key = Callable[[object], bytes]
 Start = Callable[..., Awaitable[Agent]]
@@ -171,6 +172,36 @@ async def test_an_agent_that_is_gone_is_a_habit_no_more(
     monkeypatch.setattr(b.directory, "peer", gone)
     assert await reader.get([key(0)]) == [b"x"]
     assert b._fetcher._habit(the_slab(b)).guess == ""
+
+
+@pytest.mark.parametrize("wrong", ["absent", "broken"])
+async def test_who_was_asked_by_habit_in_vain_leaves_half_of_the_time_and_is_the_last_to_be_asked_again(
+    start_agent: Start, connect: Connect, key: Key, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    a, b, c = [await start_agent(transports="require:tcp") for _ in range(3)]
+    one, reader, other = await connect(a), await connect(b), await connect(c)
+    for client in (one, other):
+        await client.put([(key(i), b"x") for i in range(6)])
+    if wrong == "absent":
+        monkeypatch.setattr(a._peers, "_lease", lambda peer, call: a._peers._nothing([key(0)]))
+    habit, read, asked = b._fetcher._habit(the_slab(b)), b._fetcher._reader.read, list[tuple[str, float]]()
+    for _ in range(Habit.ENOUGH):
+        habit.gave(a.ref.id, 1, 1)
+
+    async def counted(slab: Slab, source: Peer, *args: Any) -> Any:
+        asked.append((source.ref.id, args[-1]))
+        if source.ref == a.ref and wrong == "broken":
+            raise DeadlineExceeded("it took all the time that it was given")
+        return await read(slab, source, *args)
+
+    monkeypatch.setattr(b._fetcher._reader, "read", counted)
+    assert await reader.get([key(0)], timeout=3.0) == [b"x"]
+    assert [agent for agent, _ in asked] == [a.ref.id, c.ref.id] and habit.guess == ""
+    assert 0 < asked[0][1] <= 1.5, "half"
+    habit.gave(a.ref.id, 1, 1)
+    habit.gave(a.ref.id, 1, 1)
+    await reader.get([key(1)], timeout=100.0)
+    assert asked[2][0] == a.ref.id and asked[2][1] <= GUESS_TIMEOUT
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.booleans())))

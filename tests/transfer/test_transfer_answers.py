@@ -102,3 +102,22 @@ async def test_who_does_not_read_is_answered_when_it_does_and_asks_no_more_than_
     assert [(kind, tag, body) for kind, tag, body in pipe.said] == [(Kind.ANSWER, tag, b"%d" % tag) for tag in range(4)]
     end.data_received(pack(Kind.CALL, 9, b"9"))
     assert pipe.said[-1] == (Kind.ANSWER, 9, b"9"), "at once"
+
+
+async def test_an_answer_that_fills_the_pipe_again_holds_the_others_up() -> None:
+    """However many wait, they are asked for one by one: what is written while there is no room is one answer."""
+    end, pipe = callee(at_once, most=8)
+    write = pipe.write
+
+    def full(data: Any) -> None:
+        write(data)
+        end.pause_writing()
+
+    pipe.write = full  # type: ignore[method-assign]
+    end.pause_writing()
+    end.data_received(b"".join(pack(Kind.CALL, tag, b"%d" % tag) for tag in range(6)))
+    for answered in range(1, 7):
+        end.resume_writing()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert pipe.paused() and [tag for _, tag, _ in pipe.said] == list(range(answered))

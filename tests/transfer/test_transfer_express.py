@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from services.store.transfer.batches import Batch, Slice
 from services.store.transfer.flight import Answer, Frame
 from services.store.transfer.segments import Segment
 from services.store.transfer.stream import Stream
+from services.store.transfer.turn import TURN, Turn
 from services.store.transfer.wire import Kind, SegmentRef, pack, pack_errors
 from shared.errors import MooncakeError, OutOfRange, ProtocolError
 from shared.messages import Ref
@@ -55,7 +58,7 @@ def carried(monkeypatch: pytest.MonkeyPatch) -> Carried:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits for answers whatever the load of the machine."""
     monkeypatch.setattr(stream_module, "WAIT", 100_000)
-    monkeypatch.setattr(stream_module, "STALL", 100.0)
+    monkeypatch.setattr(stream_module, "Turn", partial(Turn, 100.0))
 
 
 @pytest.fixture(params=["patient", "hasty"])
@@ -242,6 +245,24 @@ async def test_who_asks_again_and_again_leaves_others_their_turn(
         assert codes(await a.engine.transfer([read(b.ref, 0, 0, 8)], 100)) == ["ok"]
     task.cancel()
     assert turns >= 49
+
+
+@pytest.mark.parametrize("part", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("op", list(Op))
+async def test_a_turn_that_is_over_hands_the_frame_over_wherever_it_is(
+    tcp_world: World, carried: Carried, monkeypatch: pytest.MonkeyPatch, op: Op, part: float
+) -> None:
+    """Each look at the clock takes ``part`` of a turn."""
+    now = itertools.count()
+    monkeypatch.setattr(stream_module, "Turn", lambda: Turn(clock=lambda: next(now) * part * TURN))
+    monkeypatch.setattr("services.store.transfer.patience.MOST", 0)
+    a, b = await met(tcp_world)
+    source, target = (b, a) if op is Op.READ else (a, b)
+    for size in (8, MIB, 4 * MIB):
+        source.pool[:size] = os.urandom(size)
+        assert codes(await a.engine.transfer([request(op, b.ref, 0, 0, size)], 100)) == ["ok"]
+        assert target.pool[:size] == source.pool[:size]
+    assert carried.handed_over == 3 or part < 1.0
 
 
 # -- answers, in pieces --------------------------------------------------------------------------------------------

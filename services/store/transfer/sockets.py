@@ -10,7 +10,7 @@ import select
 import socket
 import ssl
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from services.store.transfer.wire import HEADER, MIB, Header, parse_header
@@ -110,37 +110,45 @@ def _send(sock: socket.socket, buffers: list[memoryview | bytes]) -> None:
             buffers[at] = memoryview(buffers[at])[sent:]
 
 
-def send_in_time(sock: socket.socket, buffers: Buffers) -> list[memoryview | bytes]:
-    """As much as goes before the timeout of a plain socket (see ``block``); what is left."""
+Wait = Callable[[], bool]
+"""Until a socket may be used again. False: no longer."""
+
+
+def send_in_time(sock: socket.socket, buffers: Buffers, wait: Wait) -> list[memoryview | bytes]:
+    """As much as a plain socket takes, ``wait``ing between as long as that says; what is left."""
     rest = list(buffers)
-    with contextlib.suppress(BlockingIOError):
-        while rest:
-            some = rest[:IOV_MAX]
-            rest[:IOV_MAX] = left = _left(some, sock.sendmsg(some))
-            if left:
-                break
+    while rest:
+        some = rest[:IOV_MAX]
+        try:
+            rest[:IOV_MAX] = left = _left(some, sock.sendmsg(some, (), socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            left = some
+        if left and not wait():
+            break
     return rest
 
 
-def receive_in_time(sock: socket.socket, buffers: Sequence[memoryview]) -> list[memoryview]:
-    """As much as comes before the timeout of a plain socket (see ``block``); what is left to be filled. Raises PeerGone
-    at the end of the stream."""
+def receive_in_time(sock: socket.socket, buffers: Sequence[memoryview], wait: Wait) -> list[memoryview]:
+    """As much as comes on a plain socket, ``wait``ing between as long as that says; what is left to be filled. Raises
+    PeerGone at the end of the stream."""
     rest = list(buffers)
-    with contextlib.suppress(BlockingIOError):
-        while rest:
-            some = rest[:IOV_MAX]
-            if not (got := _receive_once(sock, some)):
+    while rest:
+        some = rest[:IOV_MAX]
+        try:
+            if not (got := _receive_now(sock, some)):
                 raise PeerGone("the peer closed the connection")
             rest[:IOV_MAX] = left = _left(some, got)
-            if left:
-                break
+        except BlockingIOError:
+            left = some
+        if left and not wait():
+            break
     return rest
 
 
-def _receive_once(sock: socket.socket, buffers: list[memoryview]) -> int:
+def _receive_now(sock: socket.socket, buffers: list[memoryview]) -> int:
     if len(buffers) == 1:
-        return sock.recv_into(buffers[0], 0, socket.MSG_WAITALL)
-    return sock.recvmsg_into(buffers, 0, socket.MSG_WAITALL)[0]
+        return sock.recv_into(buffers[0], 0, socket.MSG_DONTWAIT)
+    return sock.recvmsg_into(buffers, 0, socket.MSG_DONTWAIT)[0]
 
 
 def _left(buffers: Buffers, done: int) -> list[memoryview]:

@@ -25,7 +25,6 @@ from services.store.transfer.link import Link
 from services.store.transfer.patience import Patience
 from services.store.transfer.sockets import (
     Buffers,
-    block,
     is_over,
     receive_all,
     receive_in_time,
@@ -34,6 +33,7 @@ from services.store.transfer.sockets import (
     send_now,
     sever,
 )
+from services.store.transfer.turn import Turn
 from services.store.transfer.wire import HEADER, MIB, Kind, pack
 from shared.errors import InternalError, MooncakeError, PeerGone
 from shared.telemetry import log
@@ -41,9 +41,6 @@ from shared.telemetry import log
 WINDOW = 2
 WAIT = 1
 """Milliseconds that whoever carries a frame waits for the beginning of its answer, and as many for each MiB written."""
-STALL = 0.001
-"""Seconds that a system call of theirs may block, which the kernel rounds up to its clock's tick."""
-
 
 OnEnd = Callable[["Stream", MooncakeError], None]
 
@@ -64,7 +61,6 @@ class Stream:
         self._expecting = False
         self._lent = False
         self._awaited = False
-        self._hasty = False
         self._failure: Exception | None = None
         self._patience = Patience()
         self._head = memoryview(bytearray(HEADER.size))
@@ -74,6 +70,8 @@ class Stream:
         self._events.register(self._bell, select.EPOLLIN)
         self._arrival = select.poll()
         self._arrival.register(sock, select.POLLIN)
+        self._room = select.poll()
+        self._room.register(sock, select.POLLOUT)
         self.thread = threading.Thread(target=self._run, name=f"transfer-{number & 0xFFFF:x}", daemon=True)
 
     def begin(self) -> None:
@@ -114,9 +112,6 @@ class Stream:
     def _step(self) -> bool:
         if self._failure is not None:
             raise self._failure
-        if self._hasty:
-            block(self._sock)
-            self._hasty = False
         if self._unsent:
             rest, self._unsent = self._unsent, ()
             send_all(self._sock, rest)
@@ -202,21 +197,19 @@ class Stream:
 
     def _exchange(self, frame: Frame) -> Answer | None:
         """None: all was moved and nothing refused; else what the answer is still to be."""
-        if not self._hasty:
-            block(self._sock, STALL)
-            self._hasty = True
-        self._unsent = send_in_time(self._sock, frame.buffers())
+        turn = Turn()
+        self._unsent = send_in_time(self._sock, frame.buffers(), lambda: turn.wait(self._room))
         into = frame.into() if frame.kind is Kind.READ else []
         wait = WAIT if into else WAIT + frame.bytes // MIB  # what is written is there before the answer is
-        if self._unsent or not self._arrival.poll(wait):
+        if self._unsent or not turn.wait(self._arrival, wait):
             self._patience.waited(in_vain=True)
             return Answer(frame)
-        got = self._sock.recv_into(self._head, 0, socket.MSG_WAITALL)
+        got = self._sock.recv_into(self._head, 0, socket.MSG_DONTWAIT)
         if not got:
             raise PeerGone("the peer closed the connection")
         if self._head[:got] != pack(Kind.DONE, frame.tag):
             return Answer(frame).after_head(self._head[:got])
-        left = receive_in_time(self._sock, into) if into else []
+        left = receive_in_time(self._sock, into, lambda: turn.wait(self._arrival)) if into else []
         self._patience.waited(in_vain=bool(left))
         return Answer(frame).after_all_but(left) if left else None
 
