@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cli.main import main
+from services.store import inspection
 from services.store.agent import Agent, run_agent
 from services.store.client import StoreClient, plain_namespace
 from services.store.settings import StoreSettings
@@ -37,7 +38,12 @@ def redis() -> Iterator[str]:
 @pytest.fixture
 async def agent(redis: str) -> AsyncIterator[Agent]:
     settings = StoreSettings(
-        redis=redis, mesh="m" + uuid4().hex[:8], socket="@test-" + uuid4().hex, pool_bytes=1 << 20, secret=SECRET
+        redis=redis,
+        mesh="m" + uuid4().hex[:8],
+        socket="@test-" + uuid4().hex,
+        pool_bytes=1 << 20,
+        slab_bytes=1 << 19,
+        secret=SECRET,
     )
     async with run_agent(settings) as agent:
         yield agent
@@ -93,6 +99,26 @@ async def test_a_flipped_bit_and_a_lost_block_are_found(agent: Agent, client: St
     bad = json.loads(result.stdout)["agents"][0]["bad"]
     assert {(one["key"], one["what"]) for one in bad} == {(KEYS[3].hex(), "corrupt"), (ABSENT.hex(), "lost")}
     assert await client.contains(KEYS) == [True] * 8  # looking changes nothing
+
+
+@pytest.mark.parametrize("known", [0, 1])
+async def test_blocks_of_a_namespace_that_the_last_heartbeat_did_not_know_are_found(
+    agent: Agent, client: StoreClient, monkeypatch: pytest.MonkeyPatch, known: int
+) -> None:
+    """The index is newer than the agent's record: blocks are not lost for that."""
+    monkeypatch.setattr(inspection, "SETTLE", 0.0)
+    settings, other = agent.settings, plain_namespace("newer", 500)
+    async with await StoreClient.connect(settings.socket, other, secret=SECRET, timeout=100.0) as newer:
+        await newer.put([(b"n" * 16, b"new")], 100.0)
+        await agent.directory.flushed(100.0)
+        async with Metadata(settings.redis, settings.mesh) as metadata:
+            while len((record := (await metadata.agents())[0]).slabs) < 2:
+                await asyncio.sleep(0.05)
+            async with inspection.inspector(metadata, settings.mesh, SECRET) as eye:
+                keys = [key async for page in eye.indexed(record) for key, _ in page]
+                found = [finding async for finding in eye.verify(record, keys, record.slabs[:known])]
+    assert {finding.key for finding in found} == {*KEYS, b"n" * 16}
+    assert {finding.verdict for finding in found} == {inspection.Verdict.GOOD}
 
 
 async def test_repair_drops_what_is_corrupt_and_nothing_else(agent: Agent, client: StoreClient) -> None:

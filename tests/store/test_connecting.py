@@ -86,7 +86,7 @@ async def test_given_up_in_the_moment_in_which_it_is_attached(agent: Agent, monk
 
     before = descriptors()
     with monkeypatch.context() as patch:
-        patch.setattr(client_module.asyncio, "to_thread", lost)
+        patch.setattr(asyncio, "to_thread", lost)
         connecting = asyncio.create_task(connect(agent))
         await asyncio.wait({connecting})
     assert connecting.cancelled()

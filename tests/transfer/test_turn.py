@@ -98,7 +98,7 @@ def test_a_peer_that_sends_byte_by_byte_is_left_within_a_turn(
             return [1]
 
     into = [bytearray(7) for _ in range(pieces)] + [bytearray(100)]
-    left = receive_in_time(ours, list(map(memoryview, into)), lambda: turn.wait(Dripping()))
+    left = receive_in_time(ours, [memoryview(buffer) for buffer in into], lambda: turn.wait(Dripping()))
     got = sum(map(len, into)) - sum(map(len, left))
     assert got == sent > 0 and b"".join(into) == b"x" * got + bytes(sum(map(len, left))) and clock.looks <= 12
 

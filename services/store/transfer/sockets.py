@@ -118,11 +118,10 @@ def send_in_time(sock: socket.socket, buffers: Buffers, wait: Wait) -> list[memo
     """As much as a plain socket takes, ``wait``ing between as long as that says; what is left."""
     rest = list(buffers)
     while rest:
-        some = rest[:IOV_MAX]
-        try:
-            rest[:IOV_MAX] = left = _left(some, sock.sendmsg(some, (), socket.MSG_DONTWAIT))
-        except BlockingIOError:
-            left = some
+        some, sent = rest[:IOV_MAX], 0
+        with contextlib.suppress(BlockingIOError):
+            sent = sock.sendmsg(some, (), socket.MSG_DONTWAIT)
+        rest[:IOV_MAX] = left = _left(some, sent)
         if left and not wait():
             break
     return rest
@@ -133,13 +132,12 @@ def receive_in_time(sock: socket.socket, buffers: Sequence[memoryview], wait: Wa
     PeerGone at the end of the stream."""
     rest = list(buffers)
     while rest:
-        some = rest[:IOV_MAX]
-        try:
-            if not (got := _receive_now(sock, some)):
-                raise PeerGone("the peer closed the connection")
-            rest[:IOV_MAX] = left = _left(some, got)
-        except BlockingIOError:
-            left = some
+        some, got = rest[:IOV_MAX], -1
+        with contextlib.suppress(BlockingIOError):
+            got = _receive_now(sock, some)
+        if not got:
+            raise PeerGone("the peer closed the connection")
+        rest[:IOV_MAX] = left = _left(some, max(0, got))
         if left and not wait():
             break
     return rest
