@@ -103,10 +103,10 @@ class Agent:
         self.local = LocalService(self._fetcher, self._landings, self._streamer, directory, objects, self.stats)
         self.slabs.serve(self.local.abort, self._in_use)
         self._socket = LocalSocket(settings.socket, settings.secret, ref, self.slabs.attach, self.local)
+        self._backlog = 0
         self._shown, self._ssd_shown = self.stats(), self.ssd.record()
         self._slabs_shown: list[SlabRecord] = []
         self._nics_shown: list[NicRecord] = []
-        self._backlog = 0
         self.refused: asyncio.Future[MooncakeError] = asyncio.get_running_loop().create_future()
 
     def _on_call(self, peer: Ref, payload: bytes) -> Awaitable[bytes] | bytes:
@@ -173,7 +173,9 @@ class Agent:
     def stats(self) -> dict[str, float]:
         """Everything held now, by kind, and the pool's slots by state."""
         registered, to_register = self.engine.registered()
-        return self.slabs.totals() | {
+        totals = self.slabs.totals()
+        self._backlog = int(totals.pop("leased_bytes"))
+        return totals | {
             "store_connections": len(self.local.connections),
             "store_orphans": sum(c.slab.pool.held_by(c.id) for c in self.local.orphans),
             "store_fetches": len(self._fetcher),
@@ -220,7 +222,6 @@ class Agent:
         self._slabs_shown = self.slabs.records()
         self._ssd_shown = self.ssd.record()
         self._nics_shown = self.engine.nics()
-        self._backlog = int(stats["leased_bytes"])
         for kind, gauge in metrics.HELD.items():
             gauge.set(stats[kind])
         for tier, quotas in (("dram", self.slabs.quotas), ("ssd", self.ssd.book.owners.quotas)):
