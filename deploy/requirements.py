@@ -1,4 +1,4 @@
-"""Prints the requirements of pyproject.toml, one a line: the core's, or those of the extra that is named.
+"""Prints the requirements of pyproject.toml, one a line: of the extras that are named; "" or none is the core.
 
 So an image's dependencies are a layer of their own, which a change of our code leaves as it is.
 """
@@ -10,10 +10,10 @@ import tomllib
 from pathlib import Path
 
 
-def main(extra: str = "") -> None:
+def main(*extras: str) -> None:
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = project["optional-dependencies"][extra] if extra else project["dependencies"]
-    print(*wanted, sep="\n")
+    for extra in extras or ("",):
+        print(*(project["optional-dependencies"][extra] if extra else project["dependencies"]), sep="\n")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, Protocol, TypeVar, cast
 
 import structlog
@@ -30,6 +31,8 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
+
+from shared.errors import ConfigError
 
 PREFIX = "mooncake_"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -60,13 +63,18 @@ class TelemetrySettings(Protocol):
 
 
 def setup(service: str, settings: TelemetrySettings) -> None:
-    """Once, first thing in a process: log format and level; spans, if an endpoint is set or recent ones are kept."""
+    """Once, first thing in a process: log format and level; spans, if an endpoint is set or recent ones are kept.
+    Variables of OpenTelemetry that cannot be met end the process with one line and exit code 2."""
     _setup_logs(service, settings.log_level, _console(settings.log_format))
     sends = tracing_wanted(os.environ)
     if sends or (settings.trace_requests and not _disabled(os.environ)):
         from shared import tracing  # nobody else pays for the SDK
 
-        tracing.start(service, settings.trace_requests, sends)
+        try:
+            tracing.start(service, settings.trace_requests, sends)
+        except ConfigError as error:
+            log(service).error("traces cannot be sent", error=error.message)
+            sys.exit(2)
 
 
 # -- logs --------------------------------------------------------------------------------------------------
@@ -138,6 +146,9 @@ def _setup_logs(service: str, level: str, console: bool) -> None:
     strip = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[strip, *last]))
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+    logging.captureWarnings(True)
+    sys.excepthook = _uncaught
+    threading.excepthook = lambda found: _uncaught(found.exc_type, found.exc_value, found.exc_traceback)
     for name in QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
     structlog.configure(
@@ -151,6 +162,14 @@ def _setup_logs(service: str, level: str, console: bool) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
+
+
+def _uncaught(kind: type[BaseException], error: BaseException | None, where: TracebackType | None) -> None:
+    """What nobody caught is told in the format of all other lines."""
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error or kind(), where)
+        return
+    log("process").critical("uncaught", exc_info=(kind, error or kind(), where))
 
 
 # -- traces ------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 
 from services.conductor.service import Stopping, run
 from services.conductor.settings import ConductorSettings
@@ -11,7 +10,7 @@ from shared.config import load
 from shared.early_signals import STOPPING
 from shared.ending import leave
 from shared.errors import ConfigError
-from shared.telemetry import setup
+from shared.telemetry import log, setup
 
 
 async def serve(settings: ConductorSettings) -> int:
@@ -22,7 +21,7 @@ async def serve(settings: ConductorSettings) -> int:
     try:
         await run(settings, stopping)
     except ConfigError as e:
-        print(f"conductor: {e.message}", file=sys.stderr)
+        log("conductor").error("conductor ends", error=e.message)
         return 2
     return 0
 

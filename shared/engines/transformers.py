@@ -167,6 +167,8 @@ class TransformersEngine:
 
 def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     logging.disable_progress_bar()
+    logging.disable_default_handler()
+    logging.enable_propagation()  # what it has to say looks like everything else in our logs
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as e:

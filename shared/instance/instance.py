@@ -195,6 +195,7 @@ class Instance(ABC, Generic[J]):
             self.give_up(job.key, error)
         finally:
             self._ended.labels(outcome).inc()
+            self.log.debug("attempt over", request=job.key[0], attempt=job.key[1], outcome=outcome)
 
     def _over(self, job: J) -> None:
         job.closed()

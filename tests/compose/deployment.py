@@ -17,6 +17,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = shlex.split(os.environ.get("COMPOSE", ""))
+NODES = ("prefill-store", "prefill", "decode-store", "decode", "conductor")
+"""The services that are ours."""
+
 PATIENCE = 240.0
 MODEL = "SmolLM2-135M-Instruct"
 

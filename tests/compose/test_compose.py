@@ -11,9 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from shared.model import cache_root, default_folder
-from tests.compose.deployment import COMPOSE, Deployment, inspect, run, wait_for
+from tests.compose.deployment import COMPOSE, NODES, Deployment, inspect, run, wait_for
 
-NODES = ("prefill-store", "prefill", "decode-store", "decode", "conductor")
 PROMPT = "Once upon a time there was a lighthouse keeper who counted ships, " * 8
 
 

@@ -160,6 +160,39 @@ def test_with_an_endpoint_spans_are_recorded_under_the_services_name() -> None:
 
 
 @pytest.mark.parametrize(
+    "fault",
+    [
+        "import warnings; warnings.warn('odd', stacklevel=1)",
+        "import logging; logging.getLogger('a.library').warning('odd %s', 1)",
+        "import threading; thread = threading.Thread(target=lambda: 1 / 0); thread.start(); thread.join()",
+        "raise ValueError('odd\\nand long')",
+    ],
+)
+def test_every_line_of_a_process_is_json_where_json_is_wanted(fault: str) -> None:
+    code = (
+        "from shared import telemetry; from shared.config import CommonSettings\n"
+        f"telemetry.setup('store', CommonSettings(log_format='json'))\n{fault}"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    (line,) = done.stderr.splitlines()
+    told = json.loads(line)
+    assert told["service"] == "store" and told["level"] in ("warning", "critical")
+    assert "odd" in line or "ZeroDivisionError" in told["exception"]
+    assert done.returncode == ("raise" in fault)
+
+
+def test_a_protocol_that_there_is_not_ends_a_process_in_one_line() -> None:
+    code = (
+        "from shared import telemetry; from shared.config import CommonSettings\n"
+        "telemetry.setup('store', CommonSettings(log_format='json'))"
+    )
+    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 2
+    assert "http/protobuf and grpc are known" in json.loads(done.stderr)["error"]
+
+
+@pytest.mark.parametrize(
     ("variables", "said"),
     [
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "carrier pigeon"}, "OTEL_EXPORTER_OTLP_PROTOCOL is carrier pigeon"),

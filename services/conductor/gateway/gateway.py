@@ -108,6 +108,8 @@ class Gateway:
                 return self._refuse(error, exchange)
         finally:
             exchange.close(time.monotonic())
+            with trace.use_span(exchange.span, end_on_exit=False):
+                logger.debug("request over", id=exchange.id, route=exchange.route, outcome=exchange.outcome)
 
     def readiness(self) -> Readiness:
         """The dispatcher's, and what the gateway itself has against serving."""
