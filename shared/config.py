@@ -185,13 +185,16 @@ def load(
     """The settings of this process.
 
     ``argv`` is without the program's name. When it is not given, the process's own command line is read and a wrong
-    setting ends the process with one line on stderr and exit code 2; otherwise ConfigError is raised. ``--help`` prints
+    setting ends the process with one line on stderr and exit code 2, and :func:`warn_of_ignored` is left to
+    :func:`shared.telemetry.setup`; otherwise ConfigError is raised. ``--help`` prints
     the settings and exits. ``prog`` names the program there, and the YAML section of types outside ``services.*``.
     ``others``: variables that are meant for somebody else, and no reason for a warning.
     """
     env = os.environ if env is None else env
     if argv is not None:
-        return _load(kind, argv, env, prog, others)
+        loaded = _load(kind, argv, env, prog, others)
+        warn_of_ignored()
+        return loaded
     try:
         return _load(kind, sys.argv[1:], env, prog, others)
     except ConfigError as error:
@@ -209,7 +212,7 @@ def _load(kind: type[S], argv: Sequence[str], env: Mapping[str, str], prog: str,
     flags.pop("--config", None)
     found = from_yaml(settings, path, service_name(kind) or prog) if path else {}
     found |= from_variables(settings, env) | flags
-    _warn_once(settings, env, others)
+    _note_ignored(settings, env, others)
     values = {s.name: convert(s, *found[s.name]) for s in settings if s.name in found}
     for setting in settings:
         if setting.required and setting.name not in values:
@@ -231,17 +234,23 @@ def service_name(kind: type[msgspec.Struct]) -> str:
     return parts[1] if parts[0] == "services" and len(parts) > 1 else ""
 
 
-_warned: set[str] = set()
+_noted: set[str] = set()
+_notes: list[str] = []
 
 
-def _warn_once(settings: Sequence[Setting], env: Mapping[str, str], others: Collection[str]) -> None:
-    unknown = [name for name in unknown_variables(settings, env) if name not in _warned and name not in others]
+def _note_ignored(settings: Sequence[Setting], env: Mapping[str, str], others: Collection[str]) -> None:
+    unknown = [name for name in unknown_variables(settings, env) if name not in _noted and name not in others]
     if not unknown:
         return
-    _warned.update(unknown)
+    _noted.update(unknown)
     bare = {setting.variable.removeprefix(PREFIX) for setting in settings}  # the prefix alone would be alike enough
-    names = ", ".join(name + suggestion(name.removeprefix(PREFIX), bare, PREFIX) for name in unknown)
-    logging.getLogger("mooncake.config").warning("ignored variables that are no setting here: %s", names)
+    _notes.append(", ".join(name + suggestion(name.removeprefix(PREFIX), bare, PREFIX) for name in unknown))
+
+
+def warn_of_ignored() -> None:
+    """Logs, once, which variables no setting was found for; a process does so when its logs have been set up."""
+    while _notes:
+        logging.getLogger("mooncake.config").warning("ignored variables that are no setting here: %s", _notes.pop(0))
 
 
 def usage(settings: Sequence[Setting], prog: str) -> str:

@@ -32,6 +32,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
+from shared.config import warn_of_ignored
 from shared.errors import ConfigError
 
 PREFIX = "mooncake_"
@@ -66,6 +67,7 @@ def setup(service: str, settings: TelemetrySettings) -> None:
     """Once, first thing in a process: log format and level; spans, if an endpoint is set or recent ones are kept.
     Variables of OpenTelemetry that cannot be met end the process with one line and exit code 2."""
     _setup_logs(service, settings.log_level, _console(settings.log_format))
+    warn_of_ignored()
     sends = tracing_wanted(os.environ)
     if sends or (settings.trace_requests and not _disabled(os.environ)):
         from shared import tracing  # nobody else pays for the SDK

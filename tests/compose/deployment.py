@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,8 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from shared.model import default_folder
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = shlex.split(os.environ.get("COMPOSE", ""))
@@ -38,6 +41,17 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
+def missing() -> str:
+    """Why these tests cannot run here; "" when they can."""
+    if not COMPOSE or not shutil.which("docker"):
+        return "no Docker with compose: make test-compose"
+    if subprocess.run(
+        ["docker", "image", "inspect", "mooncake-mesh", "mooncake-engine"], capture_output=True
+    ).returncode:
+        return "the images are not built: make test-compose"
+    return "" if default_folder() else "the default model is not in the cache: mooncake model fetch"
+
+
 class Deployment:
     """``models``: the folder that is mounted. Images are those that were built before."""
 
@@ -45,7 +59,7 @@ class Deployment:
         self.port = free_port()
         self.project = f"mooncake-test-{os.getpid()}"
         chosen = {"PORT": str(self.port), "MOONCAKE_MODELS": str(models), "COMPOSE_PROJECT_NAME": self.project}
-        self._env = os.environ | chosen
+        self._env = os.environ | chosen | {"MOONCAKE_LOG_FORMAT": "json", "MOONCAKE_LOG_LEVEL": "debug"}
         self._env.pop("COMPOSE_PROFILES", None)
 
     def compose(self, *words: str, timeout: float = PATIENCE) -> str:
@@ -62,11 +76,11 @@ class Deployment:
         for role, n in scale.items():
             wait_for(lambda role=role, n=n: self.instances().count(role) == n, f"{n} {role}")  # type: ignore[misc]
 
-    def get(self, path: str, body: object = None) -> Any:
+    def get(self, path: str, body: object = None, **headers: str) -> Any:
         """What the API answers, as JSON. Raises HTTPError."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"}
+            f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"} | headers
         )
         with _direct.open(request, timeout=120) as response:
             return json.load(response)
@@ -87,6 +101,10 @@ class Deployment:
     def kill(self, service: str) -> None:
         """As a crash: `docker kill` would count as a wish to have it stopped, and nothing would bring it back."""
         os.kill(int(inspect(self.container(service), "{{.State.Pid}}")), signal.SIGKILL)
+
+    def lines(self, service: str) -> list[str]:
+        """All that its containers have logged."""
+        return self.compose("logs", "--no-log-prefix", service).splitlines()
 
     def metric(self, service: str, name: str, **labels: str) -> float:
         """The sum over all series of that name with these labels, scraped inside of the container."""

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
+import json
+import secrets
 import time
 import urllib.error
 from collections.abc import Iterator
 
 import pytest
 
-from shared.model import cache_root, default_folder
-from tests.compose.deployment import COMPOSE, NODES, Deployment, inspect, run, wait_for
+from shared.model import cache_root
+from tests.compose.deployment import NODES, Deployment, inspect, missing, run, wait_for
 
 PROMPT = "Once upon a time there was a lighthouse keeper who counted ships, " * 8
-
-
-def missing() -> str:
-    """Why these tests cannot run here; "" when they can."""
-    if not COMPOSE or not shutil.which("docker"):
-        return "no Docker with compose: make test-compose"
-    if subprocess.run(
-        ["docker", "image", "inspect", "mooncake-mesh", "mooncake-engine"], capture_output=True
-    ).returncode:
-        return "the images are not built: make test-compose"
-    return "" if default_folder() else "the default model is not in the cache: mooncake model fetch"
 
 
 pytestmark = [pytest.mark.rig, pytest.mark.timeout(600), pytest.mark.skipif(bool(missing()), reason=missing() or "-")]
@@ -103,6 +92,25 @@ def test_an_agent_is_killed_and_comes_back(mesh: Deployment, service: str) -> No
     wait_for(lambda: role in mesh.instances(), f"{role} with its new agent")
     wait_for(lambda: mesh.complete(PROMPT)["choices"][0]["text"] == text, "the same answer")
     assert int(inspect(mesh.container(role), "{{.RestartCount}}")) == 0, "the engine had to start anew"
+
+
+def test_every_line_is_json_and_those_of_a_request_name_it_and_its_trace(mesh: Deployment) -> None:
+    """After all that has happened so far: starts, answers, deaths of agents."""
+    trace = secrets.token_hex(16)
+    body = {"model": mesh_model(mesh), "prompt": "All of its lines", "max_tokens": 4}
+    request = mesh.get("/v1/completions", body, traceparent=f"00-{trace}-{secrets.token_hex(8)}-01")["id"]
+    told = {service: [json.loads(line) for line in mesh.lines(service)] for service in NODES}
+    for service, lines in told.items():
+        assert lines, f"{service} said nothing"
+        for line in lines:
+            assert {"event", "level", "logger", "timestamp", "service"} <= set(line)
+            assert line["service"] == service.rpartition("-")[2]
+    for service in ("conductor", "prefill", "decode"):
+        of_trace = [line for line in told[service] if line.get("trace") == trace]
+        assert of_trace and all(line["request"] in request for line in of_trace)
+        assert of_trace == [line for line in told[service] if str(line.get("request")) in request]
+    all_lines = [line for lines in told.values() for line in lines]
+    assert all("trace" in line for line in all_lines if "request" in line), "a request without its trace"
 
 
 def test_two_and_two(mesh: Deployment) -> None:
