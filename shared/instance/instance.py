@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import Any, Generic, TypeVar
 
+from opentelemetry import trace
+
 from shared.bus import Bus
 from shared.engines.base import Aborting, Engine, KVStore
 from shared.errors import Draining, MooncakeError, NoRoom, StaleIncarnation, UnknownAttempt
@@ -229,7 +231,8 @@ class Instance(ABC, Generic[J]):
     def _dropped(self, key: Key, why: str) -> None:
         self.outputs.forget([key])
         job = self.jobs.get(key)
-        self.log.debug("attempt dropped", request=key[0], attempt=key[1], why=why)
+        with trace.use_span(job.span if job else trace.get_current_span(), end_on_exit=False):
+            self.log.debug("attempt dropped", request=key[0], attempt=key[1], why=why)
         if job is not None and job.task is not asyncio.current_task():
             job.cancel()
 

@@ -7,6 +7,8 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 
+from opentelemetry import trace
+
 from shared.blocks import KEY, Tokens, split_keys, unpack_tokens
 from shared.engines.base import KVStore, Owner
 from shared.engines.sampling import finish_reason
@@ -78,6 +80,8 @@ class Job(ABC):
         self.born = born
         self.owner = Owner(f"{key[0]}/{key[1]}", born, prompt.tenant)
         self.task: asyncio.Task[None] | None = None
+        self.span = trace.get_current_span()
+        """The one that the message came with: of the request, wherever the attempt is spoken of."""
 
     @abstractmethod
     async def run(self) -> None:
