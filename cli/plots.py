@@ -29,13 +29,17 @@ def require(path: str) -> None:
         raise InvalidInput("plots need matplotlib: pip install 'mooncake-mesh[plots]'", field="plot")
 
 
-def _unlabelled_between_decades(axis: Any) -> None:
-    """Labels between powers of ten overlap, unless there is no power of ten in sight."""
-    from matplotlib.ticker import NullFormatter
+def _readable(axis: Any) -> None:
+    """Labels between powers of ten overlap; where there are not two powers in sight, 1, 2 and 5 are labelled."""
+    from matplotlib.ticker import LogLocator, NullFormatter
 
+    if axis.get_scale() != "log":
+        return
     low, high = axis.get_view_interval()
-    if axis.get_scale() == "log" and math.floor(math.log10(high)) > math.floor(math.log10(low)):
-        axis.set_minor_formatter(NullFormatter())
+    if math.floor(math.log10(high)) - math.ceil(math.log10(low)) < 1:
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 @contextlib.contextmanager
@@ -52,5 +56,5 @@ def figure(path: str, rows: int, columns: int) -> Iterator[list[list[Axes]]]:
     yield grid
     for axes in grid.flat:
         for axis in (axes.xaxis, axes.yaxis):
-            _unlabelled_between_decades(axis)
+            _readable(axis)
     made.savefig(path, dpi=120)
