@@ -9,7 +9,7 @@ from shared.index.digest import State, rotated, xor_keys
 from shared.index.prefix import PrefixIndex
 
 PLACE = 9  # bytes: code, tier
-SLICE = 1000  # keys between two yields
+SLICE = 400  # keys between two yields
 
 _NOTHING = State()
 
