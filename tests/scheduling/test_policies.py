@@ -322,24 +322,27 @@ def test_objectives(views: Views) -> None:
     assert isinstance(scheduler().decide(ask, view, None), Decision)
 
 
-def test_a_batch_that_is_full_then_is_no_place(views: Views) -> None:
-    """d0 has a place when prefill ends, d1 has one now: its third comes before that."""
+def test_who_finds_the_batch_full_waits_for_a_place(views: Views) -> None:
+    """d0 has a place when prefill ends, d1 has one now: its third comes before that. A sequence stays for 66 s."""
     live = {
         "live_row": np.array([0, 0, 1]),
         "live_joins": np.array([0.0, 0.0, 2.0]),
-        "live_leaves": np.array([3.0, 99.0, 99.0]),
+        "live_leaves": np.array([3.0, 99.0, 98.0]),
         "live_tokens": np.zeros(3),
     }
     view = views.all([5.0], [0], [], [0, 0])
 
-    def decide(limit: float) -> Decision | Rejection:
+    def decide(limit: float, tbt: float, output: int = 16) -> Decision | Rejection:
         decode = views.decode([0, 2], limit=np.full(2, limit), **live)
-        return scheduler().decide(views.ask(1000), View(view.prefill, decode, view.sources), Objectives(60.0, 1.0))
+        ask = views.ask(1000, expected_output=output)
+        return scheduler().decide(ask, View(view.prefill, decode, view.sources), Objectives(60.0, tbt))
 
-    fits, full = decide(3.0), decide(1.0)
-    assert isinstance(fits, Decision) and fits.decode == "d0"
-    assert isinstance(full, Rejection) and full.reason == "no_room"
-    assert full.shortage and full.shortage.late == pytest.approx(3.0)
+    fits, full = decide(3.0, 1.0), decide(1.0, 1.0)
+    assert isinstance(fits, Decision) and fits.decode == "d0" and fits.tbt == pytest.approx(0.02 + 0.001 * 2)
+    assert isinstance(full, Rejection) and full.reason == "tbt"
+    assert full.predicted == pytest.approx(0.022 + 66.0 / 1.6) and full.shortage and full.shortage.late == 3.0
+    patient, long = decide(1.0, 60.0), decide(1.0, 1.0, output=1000)  # a wait of 66 s in a hundred intervals
+    assert isinstance(patient, Decision) and isinstance(long, Decision) and long.tbt == pytest.approx(0.022 + 0.66)
 
 
 def test_who_is_content_with_less_does_not_slow_down_who_was_promised_more(views: Views) -> None:

@@ -48,8 +48,8 @@ class Scheduler:
         if objectives and wait > objectives.ttft:
             shortage = too_late(view, float(prices.work[p]), wait, objectives)
             return Rejection("ttft", wait, limit=objectives.ttft, shortage=shortage, prices=prices)
-        joined = view.decode.joined(ttft, ask.tokens + ask.expected_output / 2)
-        allowed = in_time(view.decode, joined, room, objectives)
+        joined = view.decode.joined(ttft, ask.tokens + ask.expected_output / 2, ask.expected_output)
+        allowed = in_time(joined, room, objectives)
         d = self.policy.choose_decode(view.decode, joined.step, allowed if np.count_nonzero(allowed) else room)
         if objectives and not enough(ask, view.decode, joined, allowed, objectives, kept):
             return replace(too_slow(view.decode, joined, d, objectives), ttft=wait, prices=prices)
@@ -69,15 +69,16 @@ def with_room(ask: Ask, view: DecodeView, objectives: Objectives | None) -> Bool
     return Rejection("does_not_fit")
 
 
-def in_time(view: DecodeView, joined: Joined, room: Bools, objectives: Objectives | None) -> Bools:
-    """Of those with ``room``, the ones that have a place in their batch then, and keep everybody's objective: that of
-    the request, and what those were promised that decode there already."""
-    allowed: Bools = joined.batch <= view.limit
-    allowed &= room
+def in_time(joined: Joined, room: Bools, objectives: Objectives | None) -> Bools:
+    """Of those with ``room``, the ones that keep everybody's objective: that of the request, and what those were
+    promised that decode there already."""
+    if not objectives and joined.promised is None:
+        return room
+    allowed = room.copy()
     if objectives:
         allowed &= joined.step <= objectives.tbt
     if joined.promised is not None:
-        allowed &= joined.step <= joined.promised
+        allowed &= joined.pace <= joined.promised
     return allowed
 
 
@@ -88,11 +89,13 @@ def too_late(view: View, work: float, predicted: float, objectives: Objectives) 
 
 
 def too_slow(view: DecodeView, joined: Joined, d: int, objectives: Objectives) -> Rejection:
-    """The strictest objective that would be missed at the instance ``d``; where none would be, there is no place."""
-    step, shortage = float(joined.step[d]), leaving(view, objectives)
-    limit = min(objectives.tbt, np.inf if joined.promised is None else float(joined.promised[d]))
-    if step > limit:
-        return Rejection("tbt", tbt=step, limit=limit, shortage=shortage)
+    """The objective that would be missed at the instance ``d``; where none would be, what is left is kept."""
+    step, pace, shortage = float(joined.step[d]), float(joined.pace[d]), leaving(view, objectives)
+    promised = np.inf if joined.promised is None else float(joined.promised[d])
+    if step > objectives.tbt:
+        return Rejection("tbt", tbt=step, limit=objectives.tbt, shortage=shortage)
+    if pace > promised:
+        return Rejection("tbt", tbt=pace, limit=promised, shortage=shortage)
     return Rejection("no_room", tbt=step, shortage=shortage)
 
 

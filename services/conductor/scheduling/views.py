@@ -18,6 +18,8 @@ Bools = npt.NDArray[np.bool_]
 
 UNLIMITED = 2**40
 """Blocks; of an instance that has not reported its pool."""
+WORST = 0.1
+"""Share of a request's intervals whose mean is its time between tokens."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +101,12 @@ class SourceView:
 
 @dataclass(slots=True)
 class Joined:
-    """Decode instances once a request has joined. ``batch``: sequences; ``step``: seconds; ``promised``: what the
-    strictest of those in the batch was promised (None: nobody is known)."""
+    """Decode instances once a request has joined. ``pace``: seconds of a step; ``step``: what the request sees between
+    its tokens, with its wait for a place in the batch. ``batch``: sequences, those that wait included. ``promised``:
+    what the strictest of them was promised (None: nobody is known)."""
 
     batch: Floats
+    pace: Floats
     step: Floats
     promised: Floats | None
 
@@ -137,25 +141,34 @@ class DecodeView:
     live_tokens: Floats
     live_promised: Floats
 
-    def joined(self, at: float, tokens: float) -> Joined:
+    def joined(self, at: float, tokens: float, output: float = 1.0) -> Joined:
         """Each instance at ``at`` seconds from now, with a sequence of ``tokens`` tokens added: those that will have
-        finished by then are gone, and those are there whose prompts will have been computed."""
-        if not len(self.live_row):
-            batch = self.running + 1
-            step = self.base + self.per_sequence * batch + self.per_token * (self.kv_tokens + tokens)
-            return Joined(batch, step, None)
-        leaving = (self.live_leaves > 0) & (self.live_leaves <= at)
-        there = (self.live_joins <= at) & ~leaving
-        rows, size = self.live_row[there], len(self.ids)
-        batch = self.running + np.bincount(rows, minlength=size) + 1
-        attended = self.kv_tokens + np.bincount(rows, weights=self.live_tokens[there], minlength=size) + tokens
-        promised = np.full(size, np.inf)
-        np.minimum.at(promised, rows, self.live_promised[there])
-        return Joined(batch, self.base + self.per_sequence * batch + self.per_token * attended, promised)
+        finished by then are gone, and those are there whose prompts will have been computed. ``output``: tokens that
+        it will draw."""
+        batch, attended, promised = self.running + 1, self.kv_tokens + tokens, None
+        if len(self.live_row):
+            leaving = (self.live_leaves > 0) & (self.live_leaves <= at)
+            there = (self.live_joins <= at) & ~leaving
+            rows, size = self.live_row[there], len(self.ids)
+            batch = batch + np.bincount(rows, minlength=size)
+            attended = attended + np.bincount(rows, weights=self.live_tokens[there], minlength=size)
+            promised = np.full(size, np.inf)
+            np.minimum.at(promised, rows, self.live_promised[there])
+        pace = self.base + self.per_sequence * batch + self.per_token * attended
+        return Joined(batch, pace, pace + self._waits(batch, output), promised)
+
+    def _waits(self, batch: Floats, output: float) -> Floats | float:
+        """Who finds the batch full waits until enough have left, once. The time between tokens that counts is the mean
+        of the worst tenth, so that wait counts by as many parts."""
+        over: Floats = np.maximum(batch - self.limit, 0.0)
+        if not np.count_nonzero(over) or not len(self.live_row):
+            return 0.0
+        lifetime = float((self.live_leaves - self.live_joins).mean())
+        return over * lifetime / self.limit / max(1.0, output * WORST)
 
     def steps(self, at: float, tokens: float) -> Floats:
         """Predicted seconds of a decode step, as :meth:`joined` has it."""
-        return self.joined(at, tokens).step
+        return self.joined(at, tokens).pace
 
 
 @dataclass(slots=True)
