@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help install run test coverage chaos test-rdma test-compose images compose-up compose-down stress recovery check \
-	format fuzz bench bench-store bench-conductor docs clean
+	format fuzz bench bench-store bench-conductor figures docs clean
 
 help:
 	@echo "make install   create .venv (nothing outside it) with everything to run and test"
@@ -40,6 +40,8 @@ help:
 	@echo "make bench-store  transfers and the store beside raw sockets, memcpy and the peers, which it installs into"
 	@echo "               .venv-peers (NIXL's with the torch of make install); ARGS='store --rounds 3'"
 	@echo "make bench-conductor  the index and the scheduling decision, lookups beside a compiled radix tree"
+	@echo "make figures   the paper's figures, simulated: docs/figures/ and docs/evaluation.md; ARGS='--only 5,13',"
+	@echo "               TRACES=../shared/traces is the folder of the published traces (minutes)"
 	@echo "make docs      rewrite the generated parts of docs/"
 	@echo "make clean     remove caches and build output (not .venv)"
 
@@ -145,6 +147,10 @@ bench-store: $(STAMP)
 
 bench-conductor: $(STAMP)
 	$(BIN)/python -m benchmarks.index $(ARGS)
+
+TRACES ?= ../shared/traces
+figures: $(STAMP)
+	$(BIN)/python -m simulator.figures --traces $(TRACES) $(ARGS)
 
 docs: $(STAMP)
 	$(BIN)/mooncake config-docs --output docs/configuration.md

@@ -22,6 +22,7 @@ COMMANDS = {
     "status": "cli.status:status",
     "trace": "cli.trace:trace",
     "simulate": "cli.simulate:simulate",
+    "plan": "cli.plan_cluster:plan",
     "trace-stats": "cli.trace_stats:trace_stats_command",
     "doctor": "cli.doctor:doctor",
     "model": "cli.model:model",

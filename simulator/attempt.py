@@ -82,6 +82,7 @@ class Attempt:
         self._close()
         intervals = np.array(request.intervals)
         request.intervals = []
+        request.tbt_decode = tail_mean(intervals[1:])
         request.tbt, request.tbt_mean = tail_mean(intervals), float(intervals.mean()) if len(intervals) else 0.0
         request.finished = self._cluster.clock.now
         request.ended = "done"

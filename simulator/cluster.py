@@ -80,14 +80,9 @@ class Cluster:
         settings, hardware = self.settings, self.settings.hardware
         first = number * settings.group
         nodes = [self.nodes[f"prefill-{n}"] for n in range(first, first + settings.group)]
+        size, disk = hardware.bytes_per_token, hardware.ssd_rate
         return PrefillInstance(
-            f"p{number}",
-            self.clock,
-            nodes,
-            hardware.prefill,
-            settings.chunk,
-            hardware.bytes_per_token,
-            hardware.ssd_rate,
+            f"p{number}", self.clock, nodes, hardware.prefill, settings.chunk, size, disk, settings.overtake
         )
 
     def _decode(self, number: int) -> DecodeInstance:

@@ -16,6 +16,7 @@ from services.conductor.scheduling import (
     PolicyOptions,
     Rejection,
     Scheduler,
+    SourceView,
     policy,
 )
 from shared.messages import Load
@@ -69,6 +70,8 @@ class Conductor:
         keys = keys_of(trace.hash_ids)
         matches, fast = self._directory.matches(trace.hash_ids)
         view = self.ledger.view(keys, matches, now, closed, BLOCK, fast)
+        if not settings.fetches:
+            view.sources = SourceView.none()
         decided = self._scheduler.decide(ask, view, None if request.attempts else self._objectives)
         if isinstance(decided, Rejection):
             return decided

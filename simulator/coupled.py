@@ -168,6 +168,7 @@ class CoupledInstance:
     def _end(self, sequence: Sequence) -> None:
         request = sequence.request
         intervals = np.diff(self._batch.ends(sequence), prepend=request.first_token)
+        request.tbt_decode = tail_mean(intervals[1:])
         request.tbt, request.tbt_mean = tail_mean(intervals), float(intervals.mean())
         self._leave(request)
 

@@ -15,6 +15,7 @@ from simulator.batch import Batch, Floats, Sequence
 from simulator.clock import Clock
 from simulator.link import Flow, Release
 from simulator.node import Node
+from simulator.pool import Hold
 from simulator.request import Request
 
 
@@ -30,7 +31,7 @@ class Landing:
     finished: Callable[[Landing], None]
     lost: Callable[[Landing], None]
     room: int = 0
-    held: Chain[int] = ()
+    held: Hold | None = None
     flows: list[Flow] = field(default_factory=list)
     landed: bool = False
     first_token: float = -1.0
@@ -77,13 +78,13 @@ class DecodeInstance:
         self._room -= blocks
         self.landings[landing] = None
         if self._caches:
-            landing.held = landing.chain[: self.node.pool.match(landing.chain)[0]]
-            self.node.pool.hold(landing.held)
+            landing.held = self.node.pool.hold(landing.chain[: self.node.pool.match(landing.chain)[0]])
         return True
 
     def receive(self, landing: Landing, nodes: Chain[Node], releases: list[list[Release]], size: int) -> None:
         """The stages compute: each streams what is not here yet, ``size`` bytes a token in all, while it does."""
-        spared = min(len(landing.held) * BLOCK, landing.tokens) * (size // len(nodes))
+        here = len(landing.held.chain) if landing.held else 0
+        spared = min(here * BLOCK, landing.tokens) * (size // len(nodes))
         open_flows = [(node, without(stage, spared)) for node, stage in zip(nodes, releases, strict=True)]
         left = len(open_flows)
 
@@ -207,9 +208,9 @@ class DecodeInstance:
             flow.cancel()
         if self.landings.pop(landing, self) is None:
             self._room += landing.room
-            if self._caches and self.node.alive:
+            if landing.held:
                 self.node.pool.release(landing.held)
-            landing.held = ()
+                landing.held = None
 
 
 def without(releases: list[Release], spared: int) -> list[Release]:

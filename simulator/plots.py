@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from simulator.request import Request
+    from simulator.sizing import Tried
 
 OURS, PAPER = "#1f6fb4", "#d9531e"
 COLOURS = (OURS, "#2a9d5c", "#8a5fbf", "#c28a00", "#4c4c4c", "#c2477f", "#13a3a3")
@@ -34,6 +35,20 @@ def figure(path: Path, columns: int = 1, width: float = 6.0, height: float = 4.0
     path.parent.mkdir(parents=True, exist_ok=True)
     drawn.savefig(path, dpi=110)
     pyplot.close(drawn)
+
+
+def logarithmic(axes: Axes, ticks: Sequence[float]) -> None:
+    """The x axis, with plain numbers at these places only."""
+    from matplotlib.ticker import NullFormatter
+
+    axes.set_xscale("log")
+    axes.set_xticks(list(ticks), [f"{tick:g}" for tick in ticks])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def from_zero(axes: Axes) -> None:
+    """The y axis, with room above what was drawn."""
+    axes.set_ylim(0, 1.06 * axes.get_ylim()[1])
 
 
 def bars(axes: Axes, names: Sequence[str], series: Mapping[str, Sequence[float]], text: str = "{:.2f}") -> None:
@@ -69,3 +84,18 @@ def distributions(runs: Mapping[str, Sequence[Request]], path: Path) -> None:
             axes.set_ylim(0, 1.02)
             axes.set_ylabel("share of all requests")
             axes.legend(frameon=False, fontsize=8)
+
+
+def ratios(curve: Sequence[Tried], share: float, path: Path) -> None:
+    """Shares by the ratio of prefill to decode nodes. Raises ImportError."""
+    with figure(path, width=7) as (axes,):
+        names = [f"{one.prefill}P{one.decode}D" for one in curve]
+        series = (("TTFT met", "ttft_share"), ("TBT met", "tbt_share"), ("both", "effective"))
+        for at, (label, key) in enumerate(series):
+            values = [100 * getattr(one, key) for one in curve]
+            axes.plot(names, values, "o-", color=COLOURS[at], label=label, ms=4)
+        axes.axhline(100 * share, color=PAPER, ls=":", label="asked for")
+        axes.set_xlabel("prefill and decode nodes")
+        axes.set_ylabel("requests (%)")
+        axes.set_ylim(0, 103)
+        axes.legend(frameon=False, fontsize=8)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from simulator.lru import Lru
 
 DRAM, SSD, GONE = 0, 1, 2
+
+
+class Hold(NamedTuple):
+    """Blocks in use, in the pool as it was before the node died, if it did."""
+
+    chain: Sequence[int]
+    incarnation: int
 
 
 class Pool:
@@ -16,6 +24,7 @@ class Pool:
         self.dram = Lru(dram)
         self.ssd = Lru(ssd)
         self._held: dict[int, int] = {}
+        self._incarnation = 0
         self._changed = changed
 
     def match(self, chain: Sequence[int]) -> tuple[int, int]:
@@ -30,12 +39,16 @@ class Pool:
                 fast = at
         return len(chain), len(chain) if fast < 0 else fast
 
-    def hold(self, chain: Sequence[int]) -> None:
+    def hold(self, chain: Sequence[int]) -> Hold:
         for block in chain:
             self._held[block] = self._held.get(block, 0) + 1
+        return Hold(chain, self._incarnation)
 
-    def release(self, chain: Sequence[int]) -> None:
-        for block in chain:
+    def release(self, hold: Hold) -> None:
+        """Once for each hold; one of before the node died is nothing any more."""
+        if hold.incarnation != self._incarnation:
+            return
+        for block in hold.chain:
             left = self._held[block] - 1
             if left:
                 self._held[block] = left
@@ -58,6 +71,7 @@ class Pool:
         self.dram.clear()
         self.ssd.clear()
         self._held.clear()
+        self._incarnation += 1
 
     def _make_room(self) -> None:
         """Where everything is in use, the pool is larger for as long."""

@@ -14,11 +14,13 @@ from shared.workload.trace import BLOCK
 from simulator.clock import Clock
 from simulator.link import Flow, Release
 from simulator.node import Node
+from simulator.pool import Hold
 from simulator.request import Request
 
 GROUP_SECONDS = 0.05
-MOST_GROUPS = 16
-"""Layers are streamed in groups of that much compute, as the live one does; at most so many a chunk."""
+"""Layers are streamed in groups of that much compute, as the live one does."""
+
+MOST_GROUPS = 6
 
 LENGTHS = (512, 2048, 8192, 32_768, 131_072)
 """Of prompts that a group's model is fitted to."""
@@ -42,8 +44,8 @@ class Job:
     born: float = 0.0
     cached: int = 0
     fetched: int = 0
-    held: Sequence[int] = ()
-    lent: tuple[Node, Sequence[int]] | None = None
+    held: Hold | None = None
+    lent: tuple[Node, Hold] | None = None
     flow: Flow | None = None
     dead: bool = False
 
@@ -67,7 +69,7 @@ class Waiting:
 
 @dataclass(eq=False)
 class PrefillInstance:
-    """``nodes``: its stages; the first one's pool has the blocks. ``speedup``: what a queue's compute is divided by."""
+    """``nodes``: its stages; the first one's pool has the blocks. ``overtake``: see the cluster's settings."""
 
     id: str
     clock: Clock
@@ -76,6 +78,7 @@ class PrefillInstance:
     chunk: int
     bytes_per_token: int
     ssd_rate: float
+    overtake: float = 0.0
     jobs: set[Job] = field(default_factory=set)
     alive: bool = True
     busy: float = 0.0
@@ -114,8 +117,7 @@ class PrefillInstance:
         """It is queued, and what it should not compute is brought here meanwhile."""
         pool = self.head.pool
         here, fast = pool.match(job.chain)
-        job.held = job.chain[: max(here, job.fetch)]
-        pool.hold(job.held)
+        job.held = pool.hold(job.chain[: max(here, job.fetch)])
         self.jobs.add(job)
         job.cached = min(here * BLOCK, job.tokens - 1)
         self._waiting.count(job.tokens, job.cached, 1)
@@ -156,8 +158,7 @@ class PrefillInstance:
             if source is not self.head and blocks > here:
                 part = job.chain[here:blocks]
                 size = len(part) * BLOCK * self.bytes_per_token
-                source.pool.hold(part)
-                job.lent = source, part
+                job.lent = source, source.pool.hold(part)
                 ready, lost = partial(self._arrived, job, blocks, here), partial(self._missed, job)
                 job.flow = Flow(self.clock, source.nic, self.head.nic, [(0.0, size)], ready, lost)
                 return True
@@ -177,8 +178,15 @@ class PrefillInstance:
     def _becomes_ready(self, job: Job) -> None:
         if job.dead:
             return
-        heapq.heappush(self._ready, (job.born, next(self._order), job))
+        heapq.heappush(self._ready, (job.born + self._handicap(job), next(self._order), job))
         self._next()
+
+    def _handicap(self, job: Job) -> float:
+        """Seconds by which it counts as younger, for being long: age still wins in the end."""
+        if not self.overtake:
+            return 0.0
+        here, _ = self.head.pool.match(job.chain)
+        return self.overtake * self.model.seconds(job.tokens, min(here * BLOCK, job.tokens - 1))
 
     def _next(self) -> None:
         if self._computing or not self._ready:
@@ -228,18 +236,21 @@ class PrefillInstance:
 
     def _return_loan(self, job: Job) -> None:
         if job.lent:
-            source, part = job.lent
+            source, hold = job.lent
             job.lent = None
-            if source.alive:
-                source.pool.release(part)
+            source.pool.release(hold)
 
     def _give_back(self, job: Job) -> None:
         self._return_loan(job)
-        self.head.pool.release(job.held)
-        job.held = ()
+        if job.held:
+            self.head.pool.release(job.held)
+            job.held = None
 
 
 def _groups(begins: float, seconds: float, before: int, after: int) -> list[Release]:
-    """A chunk's bytes, of one group of layers after the other."""
-    groups = max(1, min(MOST_GROUPS, round(seconds / GROUP_SECONDS)))
-    return [(begins + seconds * n / groups, before + (after - before) * n // groups) for n in range(1, groups + 1)]
+    """A chunk's bytes, of one group of layers after the other: the last one is as small as the live one's, those before
+    are put together, which only makes fewer turns."""
+    last = min(1.0, GROUP_SECONDS / seconds) if seconds > 0 else 1.0
+    groups = min(MOST_GROUPS, round((1 - last) * seconds / GROUP_SECONDS))
+    shares = [(1 - last) * (n + 1) / groups for n in range(groups)] + [1.0]
+    return [(begins + seconds * share, before + round((after - before) * share)) for share in shares]

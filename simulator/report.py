@@ -39,6 +39,7 @@ def report(
         "rejections": dict(sorted(Counter(one.ended for one in requests if one.ended != "done").items())),
         **_times("ttft", _column(done, lambda one: one.ttft)),
         **_times("tbt", _column([one for one in done if one.output > 1], lambda one: one.tbt)),
+        "tbt_without_landing_s": _mean(_column([one for one in done if one.output > 2], lambda one: one.tbt_decode)),
         "tbt_of_all_intervals_s": _mean(_column([one for one in done if one.output > 1], lambda one: one.tbt_mean)),
         "hit_by_token": sum(one.hit for one in done) / tokens if tokens else 0.0,
         "prefill_mean_s": _mean(_column(done, lambda one: one.compute)),

@@ -22,6 +22,7 @@ def keys_of(chain: tuple[int, ...]) -> bytes:
 class Request:
     """``ended``: "done", or why it was rejected. Times in seconds since the beginning, -1 where it never came to that.
 
+    ``tbt_decode``: the same without the first interval, which has the landing in it.
     ``hit``: prompt tokens of its first prefill that were not computed, ``fetched`` of them from another node.
     ``compute``: seconds of prefill in all. ``tbt``: mean of the longest tenth of the intervals between its tokens.
     ``attempts``: how often it was placed. ``predicted``: TTFT as expected when it was placed.
@@ -36,6 +37,7 @@ class Request:
     fetched: int = 0
     compute: float = 0.0
     tbt: float = 0.0
+    tbt_decode: float = 0.0
     tbt_mean: float = 0.0
     attempts: int = 0
     predicted: float = 0.0

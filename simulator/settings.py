@@ -16,8 +16,9 @@ GBPS = 1e9 / 8
 PREFILL = PrefillModel(0.0, 0.119 / 1024, 7.55e-4 / 1024**2)
 """Seconds of a LLaMA3-70B prefill on eight A800: fitted to the paper's Fig. 14 (8k 1.0 s, 128k 27.6 s)."""
 
-DECODE = DecodeModel(0.0258, 0.0005, 3.6e-8)
-"""Seconds of its decode step: Fig. 14 has 26.6 ms a token at a context of 8k and 30.9 at 128k, alone in the batch."""
+DECODE = DecodeModel(0.0241, 0.0022, 3.6e-8)
+"""Seconds of its decode step. Fig. 14 has 26.6 ms a token at a context of 8k and 30.9 at 128k, alone in the batch; what
+a further sequence adds is fitted to the TBT of Fig. 15 with 8 to 11 decode nodes."""
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,7 +54,8 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     ``prefill``, ``decode``: nodes. ``group``: prefill nodes that compute a prompt together, in chunks of
     ``chunk`` tokens (chunked pipeline parallelism); they are one instance. ``decode_cache``: decode nodes keep what
-    landed there, send it to others, and do not ask for it again.
+    landed there, send it to others, and do not ask for it again. Without ``fetches`` nobody fetches.
+    ``overtake``: a prompt may overtake those that came up to so many times its own compute before it; 0: by age alone.
     ``index_delay``, ``control_delay``: until the index knows of a change, and a message's way. ``report_every``:
     between two load reports of an instance. ``ttft_slo``, ``tbt_slo``: what is not expected to meet them is refused.
     ``patience``: how long a request without room asks again before it is refused.
@@ -67,8 +69,10 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     conductors: Annotated[int, Meta(ge=1)] = 1
     policy: str = "global_cache"
     threshold: Annotated[float, Meta(ge=1)] = 1.0
+    fetches: bool = True
     decode_cache: bool = True
     optimistic: bool = True
+    overtake: Annotated[float, Meta(ge=0)] = 0.0
     index_delay: Annotated[float, Meta(ge=0)] = 0.005
     control_delay: Annotated[float, Meta(ge=0)] = 0.001
     report_every: Annotated[float, Meta(gt=0)] = 1.0

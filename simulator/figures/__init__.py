@@ -1,0 +1,1 @@
+"""The paper's figures, simulated, beside the paper's numbers (`make figures`)."""
