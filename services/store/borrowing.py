@@ -10,6 +10,7 @@ from services.store import peer_messages as peer
 from services.store.leases import Borrowed
 from services.store.peers import CALL_TIMEOUT, PeerCalls
 from services.store.slab import Slab, boottime
+from services.store.trace_context import carrier
 from shared.errors import MooncakeError, ProtocolError
 from shared.messages import Ref
 from shared.telemetry import log
@@ -37,7 +38,7 @@ class Borrower:
         raises, PeerGone, DeadlineExceeded. What of it is leased must be ``kept``."""
         over = self._over.pop((owner, slab.name), [])
         sent = boottime()  # rule: from_send
-        call = peer.Lease(slab.name, keys, 0, slab.geometry.layers, carry, over)
+        call = peer.Lease(slab.name, keys, 0, slab.geometry.layers, carry, over, carrier())
         try:
             leased: peer.Leased = await self._calls.ask(owner, call, peer.Leased, min(CALL_TIMEOUT, timeout))
         except BaseException:  # perhaps never said; to give back twice harms nobody

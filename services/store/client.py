@@ -8,8 +8,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Self
 
-from opentelemetry import propagate, trace
-
 from services.store import local_messages as wire
 from services.store.attach import Attached, Attaching
 from services.store.local_messages import By, HeldTuple, unpack_held
@@ -18,6 +16,7 @@ from services.store.object_calls import ObjectCalls
 from services.store.objects import Buffer, Data, Objects, Put
 from services.store.plain import plain_namespace
 from services.store.session import Session
+from services.store.trace_context import carrier
 from shared.blocks import Namespace
 from shared.engines.base import Fetched, Held, Landing, LandingTarget, Owner, PoolClass, PoolMap, Run
 from shared.errors import AgentGone
@@ -227,7 +226,7 @@ class StoreClient(ObjectCalls):
         chained: bool = True,
     ) -> list[Fetched]:
         """``chained`` False: the blocks do not follow each other, each comes after ``parent``."""
-        by, packed, from_, trace = _by(owner, pool_class), b"".join(keys), list(sources), _trace()
+        by, packed, from_, trace = _by(owner, pool_class), b"".join(keys), list(sources), carrier()
         answer: list[wire.FetchedTuple] = await self._session.ask(
             lambda id: wire.Fetch(id, packed, parent, from_, by, timeout, chained, trace),
             list[wire.FetchedTuple],
@@ -253,9 +252,9 @@ class StoreClient(ObjectCalls):
         timeout: float,
         apart: frozenset[int] = frozenset(),
     ) -> Landing:
-        by, packed = _by(owner, PoolClass.LANDING), b"".join(keys)
+        by, packed, trace = _by(owner, PoolClass.LANDING), b"".join(keys), carrier()
         opened: wire.Opened = await self._session.ask(
-            lambda id: wire.OpenLanding(id, packed, blocks, tokens, writer, by, timeout, sorted(apart)),
+            lambda id: wire.OpenLanding(id, packed, blocks, tokens, writer, by, timeout, sorted(apart), trace),
             wire.Opened,
             timeout,
             lambda late: self._session.tell(lambda id: wire.CloseLanding(id, late.token, False)),
@@ -284,21 +283,13 @@ class StoreClient(ObjectCalls):
 
     async def stream(self, target: LandingTarget, runs: Sequence[Run], owner: Owner, timeout: float) -> int:
         packed = [(r.slot, r.block, r.first_layer, r.last_layer, r.first_token, r.last_token) for r in runs]
-        slots, trace = list(target.slots), _trace()
+        slots, trace = list(target.slots), carrier()
         answer: int = await self._session.ask(
             lambda id: wire.Stream(id, target.agent, target.token, slots, packed, timeout, trace, target.segment),
             int,
             timeout,
         )
         return answer
-
-
-def _trace() -> dict[str, str]:
-    """The current trace context, so that the agent's spans belong to the request."""
-    carrier: dict[str, str] = {}
-    if trace.get_current_span().get_span_context().is_valid:
-        propagate.inject(carrier)
-    return carrier
 
 
 def _by(owner: Owner, pool_class: PoolClass) -> By:

@@ -23,9 +23,10 @@ from services.store.reader import Outcome, RemoteReader, Wanted
 from services.store.slab import AGENT, Slab
 from services.store.sources import Elsewhere, elsewhere, is_worth_asking
 from services.store.ssd.metrics import SPARED
+from services.store.trace_context import current, traced
 from shared.engines.base import Fetched, Owner, PoolClass
 from shared.errors import DeadlineExceeded, MooncakeError
-from shared.telemetry import log, tracer
+from shared.telemetry import log
 
 logger = log("store.fetch")
 
@@ -107,7 +108,7 @@ class Fetcher:
     ) -> AsyncIterator[None]:
         """What this node's SSD has of ``keys`` is in DRAM while the block runs, as far as there are time and room.
         Not ``disk_only``: from another agent's DRAM, where that is quicker."""
-        ask = Ask(slab, AGENT, owner, pool_class, disk_only=disk_only)
+        ask = Ask(slab, AGENT, owner, pool_class, current(), disk_only=disk_only)
         wanted = [Wanted(key, b"") for key in dict.fromkeys(keys) if slab.is_below(key)]
         if wanted:
             await self.fetch(ask, wanted, [self._me], timeout)
@@ -198,7 +199,7 @@ class Fetcher:
         self, flight: Flight, ask: Ask, wanted: Sequence[Wanted], sources: Sequence[str], deadline: float
     ) -> None:
         """Ask one agent after the other for what is still missing."""
-        with tracer().start_as_current_span("store.fetch", ask.trace) as span:
+        with traced("store.fetch", ask.trace) as span:
             flight.span = span
             missing = await self._from_quicker(flight, ask, wanted, deadline)
             missing = await self._from_below(flight, ask, missing, deadline)
@@ -277,7 +278,7 @@ class Fetcher:
     async def _from_below(self, flight: Flight, ask: Ask, wanted: Sequence[Wanted], deadline: float) -> list[Wanted]:
         """From this node's SSD. Returns what is still missing."""
         left = deadline - asyncio.get_running_loop().time()
-        with tracer().start_as_current_span("store.ssd", attributes={"mooncake.blocks": len(wanted)}) as span:
+        with traced("store.ssd", current(), blocks=len(wanted)) as span:
             read = await ask.slab.lower.read(wanted, ask.owner, ask.pool_class, left)
             if read is None:
                 return list(wanted)
@@ -301,8 +302,7 @@ class Fetcher:
             missing = rest
 
     async def _from(self, flight: Flight, ask: Ask, agent: str, missing: Sequence[Wanted], timeout: float) -> None:
-        named: dict[str, str | int] = {"mooncake.agent": agent, "mooncake.blocks": len(missing)}
-        with tracer().start_as_current_span("store.source", attributes=named) as span:
+        with traced("store.source", current(), agent=agent, blocks=len(missing)) as span:
             try:
                 owner = await self._directory.peer(agent)
                 read = await self._reader.read(ask.slab, owner, missing, ask.owner, ask.pool_class, timeout)

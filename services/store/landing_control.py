@@ -70,10 +70,13 @@ class LandingControl:
         self._changed[landing.token] = asyncio.Event()
         return landing, held
 
-    def report(self, slab: Slab, token: int, writer: Ref, spans: Sequence[Span]) -> None:
-        """The writer has all completions of these spans. Raises Fenced, NotPermitted."""
-        if slab.landings.report(token, writer, spans).complete:
+    def report(self, slab: Slab, token: int, writer: Ref, spans: Sequence[Span]) -> int:
+        """The writer has all completions of these spans. Returns how many layer-tokens are missing. Raises Fenced,
+        NotPermitted."""
+        landing = slab.landings.report(token, writer, spans)
+        if landing.complete:
             self._wake(token)
+        return landing.missing
 
     def _wake(self, token: int) -> None:
         event = self._changed.get(token)

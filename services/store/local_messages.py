@@ -188,7 +188,7 @@ class Fetch(Request, frozen=True, tag="fetch"):
 
 
 class OpenLanding(Request, frozen=True, tag="open_landing"):
-    """-> Opened"""
+    """-> Opened. ``trace`` as in Fetch."""
 
     keys: bytes
     blocks: int
@@ -197,6 +197,7 @@ class OpenLanding(Request, frozen=True, tag="open_landing"):
     by: By
     timeout: float
     apart: list[int] = []
+    trace: dict[str, str] = {}
 
 
 class Missing(Request, frozen=True, tag="missing"):

@@ -8,8 +8,6 @@ import select
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from opentelemetry import propagate
-
 from services.store import local_messages as wire
 from services.store import metrics
 from services.store.ask import Ask
@@ -23,10 +21,11 @@ from services.store.preemption import Victim
 from services.store.reader import Wanted
 from services.store.slab import Slab
 from services.store.streamer import Streamer
+from services.store.trace_context import carried_by, traced
 from shared.blocks import KEY
 from shared.engines.base import Fetched, Held, Kind, LandingTarget, Owner, PoolClass
 from shared.errors import DeadlineExceeded, InvalidInput
-from shared.telemetry import log, tracer
+from shared.telemetry import log
 
 logger = log("store.local")
 
@@ -145,7 +144,7 @@ class LocalService:
         keys = keys_of(r.keys)
         parents = [r.parent, *keys][: len(keys)] if r.chained else [r.parent] * len(keys)
         wanted = [Wanted(key, parent) for key, parent in zip(keys, parents, strict=True)]
-        ask = Ask(c.slab, c.id, *r.by.checked(), propagate.extract(r.trace) if r.trace else None)
+        ask = Ask(c.slab, c.id, *r.by.checked(), carried_by(r.trace))
         here, timeout = self._fetcher.here(ask, wanted), bounded(r.timeout)
         return self._bring(ask, wanted, r.sources, timeout) if here is None else [pack_fetched(f) for f in here]
 
@@ -159,10 +158,12 @@ class LocalService:
     async def _open_landing(self, c: Connection, r: wire.OpenLanding) -> wire.Opened:
         """What this node's SSD has is brought up first, held softly: it makes way where the landing needs the room."""
         keys, owner = keys_of(r.keys), r.by.checked()[0]
-        async with self._fetcher.brought_up(c.slab, keys, owner, PoolClass.PREFETCH, LANDING_PROMOTION):
-            landing, held = await self._landings.open(
-                c.slab, c.id, keys, r.blocks, r.tokens, r.writer, owner, bounded(r.timeout), frozenset(r.apart)
-            )
+        with traced("store.landing", carried_by(r.trace), blocks=r.blocks, writer=r.writer.id) as span:
+            async with self._fetcher.brought_up(c.slab, keys, owner, PoolClass.PREFETCH, LANDING_PROMOTION):
+                landing, held = await self._landings.open(
+                    c.slab, c.id, keys, r.blocks, r.tokens, r.writer, owner, bounded(r.timeout), frozenset(r.apart)
+                )
+            span.set_attribute("mooncake.have", len(landing.have))
         return wire.Opened(landing.token, pack_all(held), sorted(landing.have))
 
     def _close_landing(self, c: Connection, r: wire.CloseLanding) -> list[HeldTuple]:
@@ -173,7 +174,7 @@ class LocalService:
 
     async def _stream(self, c: Connection, r: wire.Stream) -> int:
         target = LandingTarget(r.agent, r.token, r.slots, r.segment)
-        with tracer().start_as_current_span("store.stream", propagate.extract(r.trace)) as span:
+        with traced("store.stream", carried_by(r.trace)) as span:
             moved = await self._streamer.stream(c.slab, target, r.runs, bounded(r.timeout))
             span.set_attribute("mooncake.bytes", moved)
             return moved

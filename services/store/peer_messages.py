@@ -13,10 +13,10 @@ from shared.errors import MALFORMED, ProtocolError
 VERSION = 2
 
 
-class Lease(msgspec.Struct, frozen=True, tag="lease"):
+class Lease(msgspec.Struct, frozen=True, omit_defaults=True, tag="lease"):
     """-> Leased. Layers [first_layer, last_layer) of the blocks ``keys`` of segment ``segment``. Where all of them that
     are there have at most ``carry`` bytes together, they come in the answer, and nothing is leased. ``over``: leases of
-    the segment that the reader gives back, as by Release."""
+    the segment that the reader gives back, as by Release. ``trace``: W3C trace context, where the request is traced."""
 
     segment: str
     keys: bytes
@@ -24,6 +24,7 @@ class Lease(msgspec.Struct, frozen=True, tag="lease"):
     last_layer: int
     carry: int = 0
     over: list[int] = []
+    trace: dict[str, str] = {}
 
 
 class Descriptor(msgspec.Struct, frozen=True, array_like=True):
@@ -66,12 +67,14 @@ class Release(msgspec.Struct, frozen=True, tag="release"):
     ids: list[int]
 
 
-class Landed(msgspec.Struct, frozen=True, tag="landed"):
-    """-> None. All completions of these spans are in (``all_completions``). Refused with Fenced."""
+class Landed(msgspec.Struct, frozen=True, omit_defaults=True, tag="landed"):
+    """-> None. All completions of these spans are in (``all_completions``). Refused with Fenced. ``trace`` as in
+    Lease."""
 
     segment: str
     token: int
     spans: list[Span]
+    trace: dict[str, str] = {}
 
 
 class Fence(msgspec.Struct, frozen=True, tag="fence"):

@@ -9,13 +9,15 @@ from inspect import isawaitable
 from typing import Any
 
 from services.store import peer_messages as wire
+from services.store.fetch_spans import describe_lease
 from services.store.fetcher import Fetcher
 from services.store.landing_control import LandingControl
 from services.store.metrics import CORRUPT, LEASED
 from services.store.replication import Replication
 from services.store.slab import Slab, boottime
 from services.store.streamer import Streamer
-from shared.blocks import split_keys
+from services.store.trace_context import carried_by, traced
+from shared.blocks import KEY, split_keys
 from shared.engines.base import Owner, PoolClass
 from shared.errors import NotRegistered, OutOfRange
 from shared.messages import Ref
@@ -70,13 +72,13 @@ class PeerService:
             case wire.Fence():
                 return self._streamer.fence(peer, call.token, within(call.timeout, MAX_DRAIN))
             case wire.Lease():
-                return self._lease(peer, call)
+                return self._lease_traced(peer, call) if call.trace else self._lease(peer, call)
             case wire.Renew():
                 return self._slab(call.segment).leases.renew(boottime(), call.id, peer)
             case wire.Release():
                 return self._release(peer, self._slab(call.segment), call.ids)
             case wire.Landed():
-                return self._landings.report(self._slab(call.segment), call.token, peer, call.spans)
+                return self._landed(peer, call)
             case wire.Corrupt():
                 return self._suspect(call)
             case wire.Remove():
@@ -97,6 +99,20 @@ class PeerService:
     @staticmethod
     def _release(peer: Ref, slab: Slab, leases: Sequence[int]) -> None:
         slab.unuse([slot for lease in leases for slot in slab.leases.release(lease, peer)])
+
+    def _landed(self, peer: Ref, call: wire.Landed) -> None:
+        with traced("store.landed", carried_by(call.trace), writer=peer.id, runs=len(call.spans)) as span:
+            missing = self._landings.report(self._slab(call.segment), call.token, peer, call.spans)
+            span.set_attribute("mooncake.missing", missing)
+
+    async def _lease_traced(self, peer: Ref, call: wire.Lease) -> wire.Leased:
+        """The answer is made in the turn in which its bytes were copied, as without a span."""
+        blocks = len(call.keys) // KEY
+        with traced("store.lease", carried_by(call.trace), reader=peer.id, blocks=blocks) as span:
+            answer = self._lease(peer, call)
+            leased = await answer if isawaitable(answer) else answer
+            describe_lease(span, leased)
+            return leased
 
     def _lease(self, peer: Ref, call: wire.Lease) -> wire.Leased | Awaitable[wire.Leased]:
         """What is here of ``keys``, on the SSD too, is held for the reader from now on (``owner_waits``)."""

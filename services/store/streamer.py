@@ -16,6 +16,7 @@ from services.store.moves import Move, RunTuple, check_run, moves_of
 from services.store.peers import PeerCalls
 from services.store.rates import Rate
 from services.store.slab import Slab
+from services.store.trace_context import carrier
 from services.store.transfer.base import Op, Request, Result, Status, TransferEngine
 from shared.engines.base import LandingTarget
 from shared.errors import DeadlineExceeded, Fenced, InvalidInput, TransferError
@@ -81,7 +82,8 @@ class Streamer:
         left = deadline - asyncio.get_running_loop().time()
         if left <= 0:
             raise DeadlineExceeded("the stream's report has no time left")
-        await self._calls.ask(target.agent, peer.Landed(slab.name, target.token, spans), None, left)
+        report = peer.Landed(slab.name, target.token, spans, carrier())
+        await self._calls.ask(target.agent, report, None, left)
         return moved
 
     async def _move(self, slab: Slab, target: LandingTarget, moves: Sequence[Move], timeout: float) -> int:
