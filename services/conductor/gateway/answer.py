@@ -7,6 +7,7 @@ from typing import Any
 
 from services.conductor.gateway.ask import Ask
 from services.conductor.gateway.choices import leader
+from services.conductor.gateway.content import Said
 from services.conductor.gateway.generations import Step
 from services.conductor.gateway.logprobs import Entry
 from services.conductor.gateway.pace import Pace
@@ -20,11 +21,14 @@ class Answer:
     """Choice ``i`` answers ``choices[i]``. ``arrived``: monotonic seconds when the request came.
 
     ``texts`` and ``logprobs`` are for an answer that is not streamed (:meth:`keep`). What a prompt took, its first
-    choice says.
+    choice says. ``said`` is for the trace, where that is to have the text.
     """
 
-    def __init__(self, ask: Ask, choices: Sequence[Prepared], tokenizer: Tokenizer, arrived: float) -> None:
+    def __init__(
+        self, ask: Ask, choices: Sequence[Prepared], tokenizer: Tokenizer, arrived: float, said: Said | None = None
+    ) -> None:
         self.ask = ask
+        self.said = said
         self.openings = [choice.echo for choice in choices]
         self.transcripts = [
             Transcript(
@@ -53,6 +57,8 @@ class Answer:
             self.cached_tokens += usage.cached_tokens
         self.paces[choice].mark(now)
         piece = transcript.feed(step.token.output)
+        if self.said is not None:
+            self.said.hear(choice, piece.text)
         if piece.finish:
             self._running -= 1
         return piece

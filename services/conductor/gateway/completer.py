@@ -18,6 +18,7 @@ from services.conductor.gateway.body import clip
 from services.conductor.gateway.chains import Chains
 from services.conductor.gateway.choices import fan_out
 from services.conductor.gateway.completions import Delivery
+from services.conductor.gateway.content import Said, asked
 from services.conductor.gateway.exchange import Exchange
 from services.conductor.gateway.generations import Generations
 from services.conductor.gateway.http import read_body
@@ -132,7 +133,7 @@ class Completer:
         self, request: web.BaseRequest, exchange: Exchange, ask: Ask, prepared: list[Prepared]
     ) -> web.StreamResponse:
         choices = fan_out(prepared, ask.n)
-        answer = Answer(ask, choices, self._tokenizer, exchange.arrived)
+        answer = Answer(ask, choices, self._tokenizer, exchange.arrived, self._content(exchange, ask, len(choices)))
         generations = [_generation(exchange, i, choice, ask.priority) for i, choice in enumerate(choices)]
         exchange.added += time.monotonic()
         try:
@@ -150,6 +151,13 @@ class Completer:
         finally:
             metrics.observe(answer)
             exchange.describe(self._options.model, answer)
+
+    def _content(self, exchange: Exchange, ask: Ask, choices: int) -> Said | None:
+        """Where the operator wants to read prompts and answers in the trace."""
+        if not self._options.trace_content or not exchange.span.is_recording():
+            return None
+        exchange.span.set_attributes(asked(ask.prompts, self._tokenizer.decode))
+        return Said(choices)
 
     @asynccontextmanager
     async def _cuttable(self, running: Generations) -> AsyncIterator[None]:
