@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.api import DEFAULT_URL, Api, ApiError, hinted
+from cli.clocks import adjusted
 from cli.console import out, print_json
 from shared.span_record import SpanRecord, Traced
 
@@ -68,8 +69,9 @@ def short(value: object) -> str:
 def waterfall(traced: Traced) -> RenderableType:
     if not traced.spans:
         return Text("no spans")
-    start, end = min(span.start for span in traced.spans), max(span.end for span in traced.spans)
-    services = {span.service: COLOURS[i % len(COLOURS)] for i, span in enumerate(first_of_each(traced.spans))}
+    spans, shifts = adjusted([span for _, span in in_order(traced.spans)])
+    start, end = min(span.start for span in spans), max(span.end for span in spans)
+    services = {span.service: COLOURS[i % len(COLOURS)] for i, span in enumerate(first_of_each(spans))}
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     for name in ("span", "service"):
         table.add_column(name, no_wrap=True)
@@ -77,7 +79,7 @@ def waterfall(traced: Traced) -> RenderableType:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     table.add_column("", overflow="fold")
-    for depth, span in in_order(traced.spans):
+    for depth, span in in_order(spans):
         colour = services[span.service]
         at, took = (span.start - start) / 1e6, (span.end - span.start) / 1e6
         table.add_row(
@@ -88,8 +90,9 @@ def waterfall(traced: Traced) -> RenderableType:
             bar(span, start, end, colour),
             Text(details(span), style="dim"),
         )
+    moved = [Text(f"clock of {clock} adjusted by {by / 1e6:+.1f} ms", "yellow") for clock, by in shifts.items()]
     lost = [Text(f"no answer from {address}: {why}", style="yellow") for address, why in traced.missing.items()]
-    return Group(Text(f"request {traced.request}   trace {traced.trace}", style="bold"), table, *lost)
+    return Group(Text(f"request {traced.request}   trace {traced.trace}", style="bold"), table, *moved, *lost)
 
 
 def first_of_each(spans: list[SpanRecord]) -> list[SpanRecord]:

@@ -17,7 +17,7 @@ class SpanEvent(msgspec.Struct, frozen=True):
 
 class SpanRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A finished span as others read it. Ids are hexadecimal, ``parent`` is "" for a root; times are nanoseconds since
-    the epoch; ``status`` is unset, ok or error; ``links`` names (trace, span)."""
+    the epoch by the clock of ``host``; ``status`` is unset, ok or error; ``links`` names (trace, span)."""
 
     trace: str
     span: str
@@ -33,6 +33,7 @@ class SpanRecord(msgspec.Struct, frozen=True, kw_only=True):
     attributes: dict[str, Value] = {}
     events: list[SpanEvent] = []
     links: list[tuple[str, str]] = []
+    host: str = ""
 
 
 class Traced(msgspec.Struct, frozen=True):

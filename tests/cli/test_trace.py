@@ -65,6 +65,17 @@ def test_the_picture_says_when_how_long_what_and_what_is_missing() -> None:
     assert "no spans" in shown(Traced("r1", "", [], {}))
 
 
+def test_a_clock_that_is_off_is_put_right_and_said() -> None:
+    spans = [
+        span("POST", "r", "", 0, 100_000_000, kind="server", host="gateway"),
+        span("prefill chunk", "p", "r", 7_000_000_000, 7_050_000_000, host="node-b"),
+    ]
+    lines = shown(Traced("r1", "t" * 32, spans, {})).splitlines()
+    chunk = next(line for line in lines if "prefill chunk" in line)
+    assert "51.0" in chunk and "50.0" in chunk, chunk
+    assert lines[-1].strip() == "clock of node-b adjusted by -6949.0 ms"
+
+
 def test_the_command_asks_the_conductor(conductor: FakeConductor) -> None:
     answer = msgspec.to_builtins(Traced("r1", "t" * 32, SPANS, {}))
     conductor.answers["/trace/r1"] = (200, {}, answer)
