@@ -18,6 +18,8 @@ from shared.errors import MALFORMED, ProtocolError, WireError
 from shared.message import AttemptMessage as AttemptMessage
 from shared.message import Message as Message
 from shared.message import Ref as Ref
+from shared.peer_messages import FindTrace as FindTrace
+from shared.peer_messages import FoundTrace as FoundTrace
 from shared.peer_messages import Promise as Promise
 from shared.peer_messages import Promises as Promises
 from shared.peer_messages import Replicas as Replicas
@@ -302,6 +304,8 @@ AnyMessage = (
     | Promises
     | Replicas
     | ReplicasDone
+    | FindTrace
+    | FoundTrace
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,4 +1,4 @@
-"""What conductors tell each other of their promises, and ask of prefill instances for hot prefixes."""
+"""What conductors tell each other of promises and traces, and ask of prefill instances for hot prefixes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import enum
 import msgspec
 
 from shared.message import Message
+from shared.span_record import SpanRecord
 
 
 class Promise(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -69,3 +70,19 @@ class ReplicasDone(Message, frozen=True, kw_only=True, tag="replicas_done"):
     there: int = 0
     fetched: int = 0
     dropped: int = 0
+
+
+class FindTrace(Message, frozen=True, kw_only=True, tag="find_trace"):
+    """Did you serve this request of this tenant? ``request``: any id that the tenant may have of it. Answer:
+    FoundTrace."""
+
+    request: str
+    tenant: str
+
+
+class FoundTrace(Message, frozen=True, kw_only=True, tag="found_trace"):
+    """``trace`` "": no, or it is forgotten. ``root``: the request's own span. ``spans``: the conductor's own."""
+
+    trace: str = ""
+    root: str = ""
+    spans: list[SpanRecord] = msgspec.field(default_factory=list)

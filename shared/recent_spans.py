@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
@@ -23,6 +23,13 @@ NAMES = 4
 """Names of a request, for each trace that is kept."""
 
 
+class Root(NamedTuple):
+    """A request's own span, hexadecimal."""
+
+    trace: str
+    span: str
+
+
 class RecentSpans(SpanProcessor):
     """``traces``: how many are kept, those without a new span for longest are forgotten first. ``export`` takes a span
     to the backend; None where there is none. Thread-safe."""
@@ -31,7 +38,7 @@ class RecentSpans(SpanProcessor):
         self._limit = traces
         self._export = export
         self._traces: OrderedDict[int, deque[ReadableSpan]] = OrderedDict()
-        self._names: OrderedDict[str, int] = OrderedDict()
+        self._names: OrderedDict[str, SpanContext] = OrderedDict()
         self._kept: OrderedDict[int, None] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -51,18 +58,19 @@ class RecentSpans(SpanProcessor):
         if late:
             self._send([span])
 
-    def name(self, name: str, trace: int) -> None:
-        """``name``, a request's id, stands for ``trace`` from now on."""
+    def name(self, name: str, root: SpanContext) -> None:
+        """``name``, a request's id, stands for the span ``root`` from now on."""
         with self._lock:
-            self._names[name] = trace
+            self._names[name] = root
             self._names.move_to_end(name)
             _shrink(self._names, NAMES * self._limit)
 
-    def named(self, name: str) -> str:
-        """The trace (hexadecimal) that ``name`` stands for; "" where it is not known or forgotten."""
+    def named(self, name: str) -> Root | None:
+        """What ``name`` stands for; None where it is not known or forgotten."""
         with self._lock:
-            trace = self._names.get(name, 0)
-            return format(trace, "032x") if trace in self._traces else ""
+            root = self._names.get(name)
+            known = root is not None and root.trace_id in self._traces
+            return Root(format(root.trace_id, "032x"), format(root.span_id, "016x")) if root and known else None
 
     def records(self, trace: str) -> list[SpanRecord]:
         """What is known of it here, in the order of the ends."""
@@ -136,6 +144,7 @@ def record_of(span: ReadableSpan) -> SpanRecord:
         name=span.name,
         kind=span.kind.name.lower(),
         service=str(resource.get("service.name", "")),
+        host=str(resource.get("host.name", "")),
         process=int(str(resource.get("process.pid", 0))),
         start=span.start_time or 0,
         end=span.end_time or 0,

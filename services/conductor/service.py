@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from services.conductor.dispatch import MeshDispatcher
+from services.conductor.fellows import Fellows
+from services.conductor.gateway.content import is_wanted
 from services.conductor.gateway.gateway import Gateway
 from services.conductor.gateway.http import Deadlines
 from services.conductor.gateway.offload import Offload
@@ -114,11 +116,16 @@ async def conductor(settings: ConductorSettings, words: Words, metrics: MetricsS
     """All parts, each closed before what it stands on. ``metrics`` is told what keeps it from serving."""
     me = Ref(settings.id or uuid.uuid4().hex, secrets.randbits(63))
     async with AsyncExitStack() as stack:
-        dispatcher = await _dispatcher(settings, me, stack)
+        metadata = await stack.enter_async_context(await Metadata.connect(settings.redis, settings.mesh, timeout=0))
+        bus = await NatsBus.connect(settings.nats, settings.mesh, name=f"conductor-{me.id}", timeout=0)
+        await stack.enter_async_context(bus)
+        dispatcher = await _dispatcher(settings, me, metadata, bus, stack)
         offload = Offload(settings.tokenizer_threads, settings.tokenizer_backlog, settings.tokenizer_backlog_bytes)
         stack.callback(offload.close)
         tenants = _tenants(settings.api_keys)
-        traces = await stack.enter_async_context(Traces(partial(metrics_addresses, dispatcher)))
+        fellows = Fellows(bus, me, metadata.conductors)
+        traces = await stack.enter_async_context(Traces(partial(metrics_addresses, dispatcher), fellows))
+        await fellows.serve(traces.here)
         gateway = Gateway(dispatcher, words.tokenizer, tenants, offload, _options(settings, words), traces)
         metrics.hindrances = partial(hindrances, gateway)
         server = await stack.enter_async_context(GatewayServer(gateway, _listen(settings)))
@@ -140,10 +147,9 @@ def metrics_addresses(dispatcher: MeshDispatcher) -> list[str]:
     return [one["metrics"] for one in (*picture["instances"], *picture["agents"])]
 
 
-async def _dispatcher(settings: ConductorSettings, me: Ref, stack: AsyncExitStack) -> MeshDispatcher:
-    metadata = await stack.enter_async_context(await Metadata.connect(settings.redis, settings.mesh, timeout=0))
-    bus = await NatsBus.connect(settings.nats, settings.mesh, name=f"conductor-{me.id}", timeout=0)
-    await stack.enter_async_context(bus)
+async def _dispatcher(
+    settings: ConductorSettings, me: Ref, metadata: Metadata, bus: NatsBus, stack: AsyncExitStack
+) -> MeshDispatcher:
     mirror = await stack.enter_async_context(IndexMirror(settings.redis, settings.mesh))
     sweeper = await stack.enter_async_context(Sweeper(metadata, settings.mesh, owner=me.id))
     await stack.enter_async_context(Sparing(metadata, mirror.spare, sweeper.spare))
@@ -174,6 +180,7 @@ def _options(settings: ConductorSettings, words: Words) -> GatewayOptions:
         slo_ttft=settings.slo_ttft_ms / 1000,
         slo_tbt=settings.slo_tbt_ms / 1000,
         objectives=settings.allowed(),
+        trace_content=is_wanted(os.environ),
     )
 
 

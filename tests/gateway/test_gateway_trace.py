@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, AlwaysRecordSampler
 from opentelemetry.trace import StatusCode
 
-from services.conductor.gateway import completer, exchange, traces
+from services.conductor.gateway import completer, exchange
 from services.conductor.gateway.options import GatewayOptions
 from services.conductor.gateway.traces import Traces
 from shared.errors import AttemptFailed
@@ -116,8 +116,7 @@ async def left_out(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Trace
     provider.add_span_processor(recent := RecentSpans(8, sent.append))
     for module in (exchange, completer):
         monkeypatch.setattr(module, "tracer", lambda: provider.get_tracer("test"))
-    monkeypatch.setattr(traces, "recent_spans", lambda: recent)
-    async with Traces(list) as gathering:
+    async with Traces(list, recent=lambda: recent) as gathering:
         yield gathering, sent
     provider.shutdown()
 

@@ -19,8 +19,21 @@ pytestmark = [pytest.mark.mesh]
 
 SLOW = {"MOONCAKE_SIMULATED_PREFILL_BASE_S": "0", "MOONCAKE_SIMULATED_PREFILL_TOKEN_S": "0.002"}
 BELOW = {
-    "attempt": {"fetch", "queue", "prefill chunk", "stream", "first token", "landing", "decode", "commit"},
+    "attempt": {
+        "fetch",
+        "queue",
+        "prefill chunk",
+        "stream",
+        "first token",
+        "landing",
+        "decode",
+        "commit",
+        "store.landing",
+    },
     "stream": {"store.stream"},
+    "store.stream": {"store.landed"},
+    "store.source": {"store.lease"},
+    "landing": {"store.fetch", "store.fetch shared"},
     "decode": {"commit"},
     "fetch": {"store.fetch", "store.fetch shared"},
     "store.fetch": {"store.source", "store.ssd"},
@@ -69,7 +82,9 @@ def traceparent(sampled: bool) -> tuple[str, str, str]:
     return trace, span, f"00-{trace}-{span}-{'01' if sampled else '00'}"
 
 
-async def post(mesh: Mesh, prompt: list[int], headers: dict[str, str], **options: Any) -> tuple[int, dict[str, Any]]:
+async def post(
+    mesh: Mesh, prompt: str | list[int], headers: dict[str, str], **options: Any
+) -> tuple[int, dict[str, Any]]:
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 8, "temperature": 0, **options}
     async with mesh.session(headers) as http, http.post(f"{mesh.url}/v1/completions", json=body) as response:
         return response.status, await response.json()
@@ -112,6 +127,9 @@ async def test_one_trace_with_right_parents(mesh: Mesh, receiver: Receiver, toke
     (decode,) = named(spans, "decode")
     assert "token" in decode.events
     assert sum(int(one.attributes["mooncake.tokens"]) for one in named(spans, "prefill chunk")) == 100
+    assert named(spans, "store.landing"), "the agent at which the prompt landed has a part in it"
+    assert all(int(one.attributes["mooncake.runs"]) for one in named(spans, "store.landed"))
+    assert len(named(spans, "store.landed")) == len(named(spans, "store.stream")) > 0
     assert {span.status for span in spans} == {"STATUS_CODE_UNSET"}
     shown = "".join(f"{span.attributes}{span.events}" for span in spans)
     assert str(prompt[:8])[1:-1] not in shown, "the prompt is in the trace"
@@ -136,6 +154,17 @@ async def test_a_fetch_from_another_node_is_in_the_trace(
     sources = [span for span in named(spans, "store.source") if span.parent == seen[0].id]
     assert sum(int(span.attributes["mooncake.found"]) for span in sources) > 0
     assert sources[0].attributes["mooncake.transport"] in ("shm", "tcp")
+    leases = [span for span in named(spans, "store.lease") if span.parent == sources[0].id]
+    assert leases and int(leases[0].attributes["mooncake.found"]) > 0, "the agent that had the blocks says nothing"
+
+
+async def test_nothing_that_was_said_is_in_any_span(mesh: Mesh, receiver: Receiver) -> None:
+    trace, _, header = traceparent(True)
+    status, answer = await post(mesh, "Rosebud, said Kane. " * 8, {"traceparent": header})
+    assert status == 200
+    spans = receiver.wait(lambda got: named(got, "POST /v1/completions") and named(got, "commit"), trace)
+    shown = "".join(f"{span.name}{span.attributes}{span.events}{span.reason}" for span in spans)
+    assert "osebud" not in shown and answer["choices"][0]["text"].strip() not in shown
 
 
 async def test_the_clients_flag_is_respected_and_the_mesh_remembers(
@@ -184,6 +213,10 @@ async def test_cancelled_and_rejected_requests_end_with_a_status(
     (root,) = named(spans, "POST /v1/completions")
     assert root.status == "STATUS_CODE_ERROR" and root.attributes["http.response.status_code"] == "429"
     assert not named(spans, "attempt")
+    (schedule,) = named(spans, "schedule")
+    assert schedule.status == "STATUS_CODE_ERROR" and schedule.reason == schedule.attributes["mooncake.rejected"]
+    predicted, allowed = (float(schedule.attributes[f"mooncake.{one}_ttft_s"]) for one in ("predicted", "objective"))
+    assert predicted > allowed == 0.001 and schedule.events.count("candidate") == 2
 
 
 def computing(mesh: Mesh) -> list[int]:

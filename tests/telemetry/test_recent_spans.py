@@ -40,21 +40,22 @@ def test_only_the_last_traces_are_kept_and_found_by_name() -> None:
     made = []
     for i in range(40):
         with tracer.start_as_current_span("root", kind=SpanKind.SERVER) as span:
-            spans.name(f"request-{i}", span.get_span_context().trace_id)
+            spans.name(f"request-{i}", span.get_span_context())
         made.append(hexed(span))
     assert [bool(spans.records(trace)) for trace in made] == [False] * 37 + [True] * 3
-    assert spans.named("request-39") == made[39] and spans.named("request-3") == "" == spans.named("nobody")
+    assert (found := spans.named("request-39")) and found.trace == made[39]
+    assert spans.named("request-3") is None is spans.named("nobody")
     assert len(spans._names) <= 4 * 3, "names of what is forgotten pile up"
 
 
 def test_a_name_given_before_the_first_span_has_ended_stands() -> None:
     tracer, spans, _ = recording(2)
     with tracer.start_as_current_span("root", kind=SpanKind.SERVER) as slow:
-        spans.name("slow", slow.get_span_context().trace_id)
+        spans.name("slow", slow.get_span_context())
         for i in range(3):
             with tracer.start_as_current_span("root", context=Context(), kind=SpanKind.SERVER) as quick:
-                spans.name(f"quick-{i}", quick.get_span_context().trace_id)
-    assert spans.named("slow") == hexed(slow)
+                spans.name(f"quick-{i}", quick.get_span_context())
+    assert spans.named("slow") == (hexed(slow), format(slow.get_span_context().span_id, "016x"))
 
 
 def test_what_several_share_pushes_no_request_out() -> None:

@@ -138,6 +138,8 @@ class Exchange:
         self.tokens = answer.completion_tokens
         if not self.span.is_recording():
             return
+        if answer.said is not None:
+            self.span.set_attributes(answer.said.attributes([transcript.finish for transcript in answer.transcripts]))
         reasons = [transcript.finish for transcript in answer.transcripts if transcript.finish]
         self.span.set_attributes(
             {

@@ -208,8 +208,10 @@ class Gateway:
         self._identify(request, exchange)
         id = request.path.removeprefix(TRACE + "/")
         traced = await self._traces.of(id, exchange.tenant.name) if self._traces is not None else None
-        if traced is None:
-            why = "it is not one of the last ones here, or its spans are not recorded (trace_requests)"
+        if traced is None or not traced.trace:
+            why = "it is not one of the last ones, or its spans are not recorded (trace_requests)"
+            if traced is not None and traced.missing:
+                why += f", or one of these knows, who did not answer: {', '.join(sorted(traced.missing))}"
             raise HttpError(404, "trace_not_found", f"No trace of request {clip(id)}: {why}.")
         return json_response(msgspec.json.encode(traced), exchange.id)
 
