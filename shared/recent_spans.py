@@ -19,6 +19,9 @@ from shared.span_record import SpanEvent, SpanRecord, Value
 MAX_SPANS = 512
 """Spans kept of one trace: those of a long answer of several choices. The last ones stay."""
 
+USUAL_SPANS = 64
+"""Room for so many spans for each trace that is kept, all traces together: few requests have more. About 3 KB each."""
+
 NAMES = 4
 """Names of a request, for each trace that is kept."""
 
@@ -31,8 +34,8 @@ class Root(NamedTuple):
 
 
 class RecentSpans(SpanProcessor):
-    """``traces``: how many are kept, those without a new span for longest are forgotten first. ``export`` takes a span
-    to the backend; None where there is none. Thread-safe."""
+    """``traces``: how many are kept, those without a new span for longest are forgotten first; fewer, where they are
+    long. ``export`` takes a span to the backend; None where there is none. Thread-safe."""
 
     def __init__(self, traces: int, export: Callable[[ReadableSpan], object] | None = None) -> None:
         self._limit = traces
@@ -40,7 +43,13 @@ class RecentSpans(SpanProcessor):
         self._traces: OrderedDict[int, deque[ReadableSpan]] = OrderedDict()
         self._names: OrderedDict[str, SpanContext] = OrderedDict()
         self._kept: OrderedDict[int, None] = OrderedDict()
+        self._spans = 0
+        self._most = max(USUAL_SPANS * traces, MAX_SPANS)
         self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Spans that are kept now."""
+        return self._spans
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Only the end counts."""
@@ -52,11 +61,18 @@ class RecentSpans(SpanProcessor):
         with self._lock:
             late = context.trace_id in self._kept and not context.trace_flags.sampled
             if is_of_a_request(span):
-                self._traces.setdefault(context.trace_id, deque(maxlen=MAX_SPANS)).append(span)
-                self._traces.move_to_end(context.trace_id)
-                _shrink(self._traces, self._limit)
+                self._remember(context.trace_id, span)
         if late:
             self._send([span])
+
+    def _remember(self, trace: int, span: ReadableSpan) -> None:
+        kept = self._traces.setdefault(trace, deque(maxlen=MAX_SPANS))
+        self._spans += len(kept) < MAX_SPANS
+        kept.append(span)
+        self._traces.move_to_end(trace)
+        while len(self._traces) > self._limit or self._spans > self._most:
+            _, forgotten = self._traces.popitem(last=False)
+            self._spans -= len(forgotten)
 
     def name(self, name: str, root: SpanContext) -> None:
         """``name``, a request's id, stands for the span ``root`` from now on."""

@@ -21,6 +21,7 @@ from opentelemetry.sdk.trace.sampling import AlwaysRecordSampler
 
 from shared.errors import ConfigError
 from shared.recent_spans import RecentSpans
+from shared.telemetry import gauge
 
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
@@ -51,6 +52,7 @@ def start(service: str, traces: int, sends: bool) -> None:
         provider.sampler = AlwaysRecordSampler(provider.sampler)
         _recent = RecentSpans(traces, batches.on_end if batches else None)
         provider.add_span_processor(_recent)
+        gauge("recent_spans", "Spans of the last requests that are kept in memory.").set_function(_recent.__len__)
     trace.set_tracer_provider(provider)
 
 

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, AlwaysRecordSampler, Sampler
 from opentelemetry.trace import Span, SpanKind, Tracer
 
-from shared.recent_spans import MAX_SPANS, RecentSpans
+from shared.recent_spans import MAX_SPANS, USUAL_SPANS, RecentSpans
 
 
 def recording(traces: int, sampler: Sampler = ALWAYS_ON) -> tuple[Tracer, RecentSpans, list[ReadableSpan]]:
@@ -94,3 +94,26 @@ def test_what_the_sampler_left_out_is_sent_once_asked_for_and_nothing_twice(samp
     contexts = [span.get_span_context() for span in sent]
     assert all(context is not None and context.trace_flags.sampled for context in contexts)
     assert spans.keep("0" * 31 + "1") == 0
+
+
+def test_ten_thousand_requests_leave_no_more_behind_than_a_few() -> None:
+    """Of all sizes, named as often as people may; in traces, spans and names."""
+    tracer, spans, _ = recording(8)
+    for i in range(10_000):
+        with tracer.start_as_current_span("root", context=Context(), kind=SpanKind.SERVER) as root:
+            for name in range(2):
+                spans.name(f"request-{i}-{name}", root.get_span_context())
+            for _ in range(i % 3 if i % 500 else 3 * USUAL_SPANS):
+                tracer.start_span("x").end()
+        assert len(spans) <= 8 * USUAL_SPANS and len(spans._traces) <= 8 and len(spans._names) <= 32
+    assert len(spans) == sum(map(len, spans._traces.values()))
+    assert len(spans.records(hexed(root))) == 1 + 9_999 % 3
+
+
+def test_one_long_trace_after_the_other_is_whole_when_it_ends() -> None:
+    tracer, spans, _ = recording(1)
+    for _ in range(3):
+        with tracer.start_as_current_span("root", context=Context(), kind=SpanKind.SERVER) as root:
+            for _ in range(MAX_SPANS - 1):
+                tracer.start_span("x").end()
+        assert len(spans.records(hexed(root))) == MAX_SPANS == len(spans)
