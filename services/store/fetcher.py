@@ -277,6 +277,8 @@ class Fetcher:
 
     async def _from_below(self, flight: Flight, ask: Ask, wanted: Sequence[Wanted], deadline: float) -> list[Wanted]:
         """From this node's SSD. Returns what is still missing."""
+        if not any(ask.slab.lower.holds(one.key) for one in wanted):
+            return list(wanted)
         left = deadline - asyncio.get_running_loop().time()
         with traced("store.ssd", current(), blocks=len(wanted)) as span:
             read = await ask.slab.lower.read(wanted, ask.owner, ask.pool_class, left)
