@@ -15,7 +15,7 @@ from cli.calibrate_plots import plot_calibration
 from cli.calibrate_report import Machine, calibration_table, figures
 from cli.console import err, out, print_json
 from cli.link_rate import link_rate as found_rate
-from cli.plots import require
+from cli.plots import require, writable
 from shared.calibration import Calibration, read_calibration, write_calibration
 from shared.engines.base import Engine, Timed
 from shared.engines.calibrate import clock_of
@@ -79,12 +79,13 @@ def calibrate(
     """
     try:
         require(plot)
+        writable(path, "out")
         options = EngineOptions(engine, model, dtype, block_size, threads, device, 0, _simulation(engine, like))
         plan = Plan(options, prefill_chunk, longest, most_batch, seconds)
         said = _bytes(link_rate)
         kept, machine = measured(plan, peak)
+        write_calibration(path, kept)  # before anything else that may fail
         found = figures(kept, machine, found_rate(said, url, api_key))
-        write_calibration(path, kept)
         if plot:
             plot_calibration(plot, kept, found)
     except (MooncakeError, OSError) as error:
@@ -93,7 +94,7 @@ def calibrate(
         print_json({**found, "file": path})
         return
     out.print(calibration_table(found))
-    err.print(f"{path}: for `mooncake up --latency-model {path}`", style="dim")
+    err.print(f"{path}: for `mooncake up --latency-model {path}`", style="dim", markup=False)
 
 
 def measured(plan: Plan, peak_tflops: float | None) -> tuple[Calibration, Machine]:

@@ -26,6 +26,7 @@ from cli.load_report import Objective, report
 from cli.load_run import Load
 from cli.load_source import SHAPES, Bodies, Source, names, parse_vocabulary
 from cli.load_table import load_table
+from cli.plots import writable
 from shared.errors import InvalidInput, MooncakeError
 from shared.workload.measures import endless_hits
 from shared.workload.trace import TraceRequest
@@ -111,6 +112,7 @@ def load(
     try:
         source = _source(chosen)
         check_plots(plot)
+        writable(records, "records")
         _check_local(url, allow_remote)
         slo = {"x-slo-ttft-ms": str(round(slo_ttft_ms)), "x-slo-tbt-ms": str(round(slo_tbt_ms))} if send_slo else {}
         target = replace(found(Api(url, api_key, 30.0), api_key, model), headers=slo)
@@ -119,8 +121,8 @@ def load(
         interrupted = run(source, target, Options(objective, bodies, retries, timeout, records, plot, as_json))
     except ApiError as error:
         raise click.ClickException(hinted(error)) from None
-    except MooncakeError as error:
-        raise click.ClickException(error.message) from None
+    except (MooncakeError, OSError) as error:
+        raise click.ClickException(getattr(error, "message", str(error))) from None
     sys.exit(INTERRUPTED if interrupted else 0)
 
 
@@ -146,22 +148,28 @@ def _source(chosen: dict[str, Any]) -> Source:
 
 def _check_local(url: str, allow_remote: bool) -> None:
     """A load is an attack where nobody waits for it. Raises InvalidInput."""
-    host = urllib.parse.urlsplit(url).hostname
+    try:
+        host = urllib.parse.urlsplit(url).hostname
+    except ValueError:
+        host = None
     if not host:
         raise InvalidInput(f"{url!r} is no address of a server; write it as {DEFAULT_URL}", field="url")
     if allow_remote:
         return
     try:
         addresses = {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError as error:
-        raise InvalidInput(f"{host}: {error.strerror or error}", field="url") from None
+    except (OSError, UnicodeError) as error:
+        raise InvalidInput(f"{host}: {getattr(error, 'strerror', None) or error}", field="url") from None
     if not all(ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in addresses):
         raise InvalidInput(f"{host} is another machine; --allow-remote puts load on that, too", field="url")
 
 
 def found(api: Api, key: str, model: str) -> Target:
     """The model to ask for, and how long its context is. Raises ApiError."""
-    served: dict[str, Any] = {str(entry["id"]): entry for entry in api.get("/v1/models")["data"]}
+    try:
+        served: dict[str, Any] = {str(entry["id"]): entry for entry in api.get("/v1/models")["data"] or ()}
+    except (KeyError, TypeError, AttributeError):
+        raise ApiError(f"{api.url}/v1/models lists no models as OpenAI's API does", 502) from None
     if not model and not served:
         raise ApiError("no model is served yet (`mooncake status` shows the instances)", 503)
     model = model or next(iter(served))
@@ -172,11 +180,15 @@ def run(source: Source, target: Target, options: Options) -> bool:
     """Replay and report; whether somebody stopped it. Raises InvalidInput."""
     every = source.load()
     requests = fitting(every, target.context)
+    if not every:
+        raise InvalidInput(f"{source.name} has no request within what was asked for")
     if not requests:
         raise InvalidInput(f"none of {len(every)} requests fits into the context of {target.context} tokens")
     load = Load(requests, options.bodies)
     if not options.as_json:
-        out.print(f"{source.name}: {len(requests)} requests over {requests[-1].arrival:.0f} s to {target.url}")
+        seconds = requests[-1].arrival - requests[0].arrival
+        said = f"{source.name}: {len(requests)} requests over {seconds:.0f} s to {target.url}"
+        out.print(said, markup=False)
     asyncio.run(_driven(load, target, options))
     described = {"source": source.name, "model": target.model, "seed": source.seed, "interrupted": load.interrupted}
     described |= {"left_out": len(every) - len(requests), "hit_possible": endless_hits(requests, source.block)}
@@ -207,17 +219,18 @@ async def _driven(load: Load, target: Target, options: Options) -> None:
 
 
 def _shown(figures: dict[str, Any], outcomes: list[Outcome], options: Options) -> None:
+    """The figures first: what cannot be written must not take them along."""
+    if options.as_json:
+        print_json(figures)
+    else:
+        out.print(load_table(figures))
+        for note in notes(figures):
+            err.print(note, style="yellow")
     if options.records:
         lines = [msgspec.json.encode(asdict(outcome)) + b"\n" for outcome in outcomes]
         Path(options.records).write_bytes(b"".join(lines))
     if options.plot:
         plot_load(options.plot, outcomes, options.objective)
-    if options.as_json:
-        print_json(figures)
-        return
-    out.print(load_table(figures))
-    for note in notes(figures):
-        err.print(note, style="yellow")
 
 
 def notes(figures: dict[str, Any]) -> list[str]:

@@ -50,8 +50,9 @@ class Load:
         stopped = asyncio.create_task(self._stopped.wait())
         try:
             await asyncio.wait([sending, stopped], return_when=asyncio.FIRST_COMPLETED)
-            while self.running and not self._stopped.is_set():
-                await asyncio.wait([*self.running, stopped], return_when=asyncio.FIRST_COMPLETED)
+            answered = asyncio.create_task(self._answered())
+            await asyncio.wait([answered, stopped], return_when=asyncio.FIRST_COMPLETED)
+            answered.cancel()
         finally:
             self.seconds = self.clock()
             ended = [sending, stopped, *self.running]
@@ -61,6 +62,11 @@ class Load:
         for result in results:
             if isinstance(result, Exception):
                 raise result
+
+    async def _answered(self) -> None:
+        """One registration with each that runs, not one for every answer: that would disturb what is measured."""
+        while self.running:
+            await asyncio.wait(tuple(self.running))
 
     async def _send(self, ask: Ask) -> None:
         """What can be made beforehand is made before a request is due."""

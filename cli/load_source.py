@@ -69,7 +69,7 @@ class Source:
 
     def _replayed(self) -> Iterator[TraceRequest]:
         """The first requests of the trace; the duration is of the load, so it counts after scaling."""
-        requests = cut(read_trace(self.trace), self.requests)
+        requests = _from_zero(cut(read_trace(self.trace), self.requests))
         if self.spread:
             requests = spread(requests, self.seed)
         if self.rate is not None:
@@ -160,3 +160,11 @@ def parse_vocabulary(text: str) -> Vocabulary:
     if found is None or not int(found[1]) < int(found[2]) <= 1 << 32:
         raise InvalidInput(f"{text!r} is no range of token ids, as 1000:30000 is", field="vocabulary")
     return Vocabulary(int(found[1]), int(found[2]))
+
+
+def _from_zero(requests: Iterator[TraceRequest]) -> Iterator[TraceRequest]:
+    """The first one's tick is 0: a piece cut out of a trace is a load of its own."""
+    first: float | None = None
+    for request in requests:
+        first = request.arrival if first is None else first
+        yield request._replace(arrival=request.arrival - first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.markup import escape
 
 from cli.console import table
 
@@ -23,7 +24,7 @@ def load_table(figures: dict[str, Any]) -> RenderableType:
         times.add_row(shown, *(number(figures[f"{name}_{point}_s"]) for point in POINTS))
     counts = table(("", ""))
     for what, value in _rows(figures):
-        counts.add_row(what, value)
+        counts.add_row(what, escape(value))  # an error's text is a server's
     return Group("", times, "", counts)
 
 

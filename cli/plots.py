@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +18,20 @@ if TYPE_CHECKING:
 KINDS = (".png", ".svg", ".pdf")
 
 
+def writable(path: str, field: str) -> None:
+    """Raises InvalidInput where no file could be written to ``path`` in the end; "" wants none."""
+    folder = Path(path).absolute().parent
+    if path and not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise InvalidInput(f"{folder} is no folder that takes files", field=field)
+
+
 def require(path: str) -> None:
     """Raises InvalidInput where a plot could not be written to ``path`` in the end; "" wants none."""
     if not path:
         return
     if Path(path).suffix.lower() not in KINDS:
         raise InvalidInput(f"plots are {', '.join(KINDS)}; {path!r} is none of them", field="plot")
-    if not Path(path).absolute().parent.is_dir():
-        raise InvalidInput(f"{Path(path).parent} is no folder", field="plot")
+    writable(path, "plot")
     if importlib.util.find_spec("matplotlib") is None:
         raise InvalidInput("plots need matplotlib: pip install 'mooncake-mesh[plots]'", field="plot")
 

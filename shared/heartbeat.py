@@ -23,6 +23,8 @@ from shared.registration import TTL, Record, Registration
 log = logging.getLogger(__name__)
 
 INTERVAL = 1.0
+PATIENCE = 60.0
+"""Seconds for the first registration: on a busy machine Redis may start later than who registers."""
 
 
 class Heartbeat:
@@ -72,12 +74,12 @@ class Heartbeat:
         """Start the thread and return; :meth:`wait` says how the first registration went."""
         self._thread.start()
 
-    async def wait(self, timeout: float = 10.0) -> None:
+    async def wait(self, timeout: float = PATIENCE) -> None:
         """Until registered. Raises NamespaceMismatch, StaleIncarnation, or Unavailable after ``timeout`` seconds."""
         try:
             await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._first)), timeout)
         except TimeoutError as e:
-            raise Unavailable(f"not registered within {timeout:g} s: Redis does not answer ({self._why})") from e
+            raise Unavailable(f"not registered within {timeout:g} s: {self._why}") from e
 
     def stop(self, timeout: float = 3.0) -> None:
         """Deregister (when Redis answers) and end the thread. Idempotent; blocks at most ``timeout`` seconds."""
@@ -117,9 +119,10 @@ class Heartbeat:
         except Refused as e:
             self._refused(e)
         except Unavailable as e:
-            self._why = e.message
+            self._why = f"Redis does not answer ({e.message})"
             log.debug("heartbeat: %s", e)
-        except Exception:
+        except Exception as e:
+            self._why = f"the record could not be made ({e!r})"
             log.exception("the heartbeat's record could not be made")
         else:
             self.beats += 1

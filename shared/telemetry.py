@@ -150,7 +150,7 @@ def _setup_logs(service: str, level: str, console: bool) -> None:
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
-    threading.excepthook = lambda found: _uncaught(found.exc_type, found.exc_value, found.exc_traceback)
+    threading.excepthook = _uncaught_in_a_thread
     for name in QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
     structlog.configure(
@@ -164,6 +164,11 @@ def _setup_logs(service: str, level: str, console: bool) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
+
+
+def _uncaught_in_a_thread(found: threading.ExceptHookArgs) -> None:
+    if found.exc_type is not SystemExit:  # a thread may end itself so
+        _uncaught(found.exc_type, found.exc_value, found.exc_traceback)
 
 
 def _uncaught(kind: type[BaseException], error: BaseException | None, where: TracebackType | None) -> None:

@@ -6,6 +6,7 @@ prefix does not hold up the ready ones behind it. Nobody starves: a deadline sta
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
@@ -15,13 +16,14 @@ from shared.latency import PrefillModel
 Place = tuple[float, float, Key]
 
 PRIORITY_S = 1.0
-"""Seconds by which a step of priority moves a deadline. Bounded as priorities are, so it delays others, for no longer
-than that, and never keeps them from their turn."""
+"""Seconds by which a step of priority moves a deadline. It takes up a request's own slack and no more: nobody goes
+before one whose own deadline has come."""
 
 
 def due_at(now: float, deadline_ms: int, priority: int) -> float:
     """What a request is ordered by: when its first token is due, as moved by its priority (higher is more urgent)."""
-    return now + deadline_ms / 1000 - priority * PRIORITY_S
+    left = deadline_ms / 1000
+    return now + max(left - priority * PRIORITY_S, min(left, 0.0))
 
 
 @dataclass
@@ -86,6 +88,14 @@ class PrefillQueue:
         entry = self._waiting.get(key)
         if entry is not None and not entry.ready:
             entry.ready = True
+            insort(self._ready, entry.place)
+
+    def commit(self, key: Key) -> None:
+        """It holds memory for its turn from now on, here and at decode: nobody goes before it any more."""
+        entry = self._waiting.get(key)
+        if entry is not None and entry.ready and self.current != key:
+            del self._ready[bisect_left(self._ready, entry.place)]
+            entry.due = -math.inf
             insort(self._ready, entry.place)
 
     def leave(self, key: Key) -> None:

@@ -26,6 +26,7 @@ class Turns:
         """Ready from now on; returns when it computes soon."""
         self.queue.ready(key)
         await self._until(key, lambda: self.queue.near(key))
+        self.queue.commit(key)
 
     async def turn(self, key: Key) -> None:
         """Returns when the compute thread is this request's, until it leaves the queue."""

@@ -87,15 +87,17 @@ class StoreClient(ObjectCalls):
 
     async def close(self) -> None:
         """Give everything back. The pool's mapping elsewhere stays valid, but its slots are others' now. Idempotent."""
-        if self._fd < 0:
+        fd, self._fd = self._fd, -1
+        if fd < 0:
             return
-        if not self._session.closed:
-            with contextlib.suppress(Exception):
-                await self._session.ask(wire.Bye, None, timeout=2.0)
-        self._session.close()
-        self._mailbox.close()
-        os.close(self._fd)
-        self._fd = -1
+        try:
+            if not self._session.closed:
+                with contextlib.suppress(Exception):
+                    await self._session.ask(wire.Bye, None, timeout=2.0)
+        finally:  # also where this is cancelled: the agent frees what was held when the connection ends
+            self._session.close()
+            self._mailbox.close()
+            os.close(fd)
 
     @property
     def agent(self) -> Ref:

@@ -66,7 +66,11 @@ class TransformersEngine:
         self._threads = threads
         self._thread = 0
         self._use_threads()
-        self._device = torch.device(device)
+        try:
+            self._device = torch.device(device)
+            torch.empty(0, device=self._device)
+        except (RuntimeError, AssertionError) as e:
+            raise ConfigError(f"device {device!r} cannot be used: {e}", field="device") from e
         self._pool: KVPool | None = None
         self.packed = False
         self._start(folder)

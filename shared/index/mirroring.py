@@ -220,14 +220,14 @@ class IndexMirror:
                     break
                 await asyncio.sleep(0)
             ((tip, _, _),) = await self._tips([shard])
+            started = time.monotonic()
+            for _ in self._core.finish(shard, tip, started):
+                if time.monotonic() - started > YIELD:
+                    await asyncio.sleep(0)
+                    started = time.monotonic()
         except BaseException:
             self._core.give_up(shard)
             raise
-        started = time.monotonic()
-        for _ in self._core.finish(shard, tip, started):
-            if time.monotonic() - started > YIELD:
-                await asyncio.sleep(0)
-                started = time.monotonic()
         if not self._settled:  # what is there now mostly stays: a full collection need not go through it (50 ms)
             self._settled = True
             gc.freeze()

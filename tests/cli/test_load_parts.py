@@ -157,6 +157,9 @@ def test_a_trace_is_cut_scaled_and_shortened(tmp_path: Path) -> None:
     assert len(whole) == 20 and len({request.arrival for request in whole}) == 20, "spread"
     assert len({request.arrival for request in Source(trace=str(path), spread=False).load()}) == 10
     assert len(Source(trace=str(path), requests=10, duration_s=2.0).load()) == 4
+    write_trace(path, [TraceRequest(1800.0 + i, 600, 40, (0, i + 1)) for i in range(20)])
+    assert len(Source(trace=str(path), duration_s=5.0, spread=False).load()) == 5, "a piece of a trace begins at 0"
+    write_trace(path, [TraceRequest(float(i // 2), 600, 40, (0, i + 1)) for i in range(20)])
     assert Source(trace=str(path), compress=4.0, duration_s=2.0).load()[-1].arrival < 2.0
     assert len(Source(trace=str(path), rate=10.0, duration_s=1.0).load()) in range(7, 14)
     short = Source(trace=str(path), shorten=8).load()

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.conductor.gateway.chains import Chains
+from services.conductor.gateway.chains import RUN, Chains
 from shared.blocks import KEY, chain_keys
 
 ROOTS = [b"a" * KEY, b"b" * KEY]
@@ -42,7 +42,15 @@ def test_a_conversation_is_hashed_once() -> None:
     tokens = rng.integers(0, 1000, 4096, dtype=np.uint32)
     for turn in range(1, 17):
         chains.keys(ROOTS[0], tokens[: turn * 256], 32)
-    assert chains.held == tokens.nbytes  # each turn added its own blocks and no more
+    keys = KEY * len(tokens) // 32
+    assert chains.held == tokens.nbytes + keys + 16 * RUN  # each turn added its own blocks and no more
+
+
+def test_many_short_prompts_are_bounded_by_what_they_really_take() -> None:
+    chains = Chains(most_bytes=100 * RUN)
+    for first in range(1000):
+        chains.keys(ROOTS[0], np.full(32, first, dtype=np.uint32), 32)
+    assert len(chains._runs) < 100 and chains.held <= 100 * RUN
 
 
 def test_from_many_threads() -> None:

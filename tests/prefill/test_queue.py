@@ -49,6 +49,29 @@ def test_the_earliest_deadline_goes_first_and_priority_moves_it() -> None:
     assert order == ["late", "urgent", "strict", "lax", "patient"]
 
 
+def test_nobody_goes_before_who_holds_memory_for_its_turn() -> None:
+    queue = queue_of()
+    for key in (A, B):
+        queue.ready(key)
+    assert queue.advance() == A and queue.near(B)
+    queue.commit(B)
+    for number in range(3):
+        queue.join((f"urgent{number}", 1), 0.0, 4.0, 1)
+        queue.ready((f"urgent{number}", 1))
+    queue.leave(A)
+    assert queue.advance() == B
+    queue.commit(B)  # it computes: nothing to keep
+    queue.commit(("unknown", 1))
+    queue.leave(B)
+    assert queue.advance() == ("urgent0", 1)
+
+
+@given(st.integers(1, 30_000), st.integers(0, 100), st.integers(1, 30_000), st.integers(-100, 100))
+def test_nobody_goes_before_one_whose_deadline_has_come(objective: int, later: int, other: int, priority: int) -> None:
+    due = due_at(0.0, objective, 0)
+    assert due_at(due + later, other, priority) >= due
+
+
 @given(
     st.lists(st.tuples(st.floats(0, 3), st.integers(1, 20_000), st.integers(-100, 100)), min_size=1, max_size=60),
     st.integers(1, 20_000),

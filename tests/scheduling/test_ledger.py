@@ -79,10 +79,21 @@ def test_tokens_stand_in_for_an_unpredicted_queue() -> None:
     ledger = fleet(1, 1)
     ledger.report("p0", Load(queued=2, queued_tokens=500), 0.0)
     assert ledger.prefills.queue(0.0)[0] == pytest.approx(0.5)
-    shortest = ledger.prefills.shortest_queue(0.0)
-    assert shortest and shortest[0] == pytest.approx(0.5) and shortest[1] == PREFILL
+    found = ledger.prefills.soonest(100, 0.0)
+    least = PREFILL.seconds(100, 99)
+    assert found and found[:2] == (pytest.approx(0.5 + least), pytest.approx(least)) and found[2] == PREFILL
     ledger.set_open("p0", False)
-    assert ledger.prefills.shortest_queue(0.0) is None
+    assert ledger.prefills.soonest(100, 0.0) is None
+
+
+def test_a_quick_instance_with_a_queue_may_be_sooner_than_a_slow_idle_one() -> None:
+    ledger = fleet(2, 1)
+    slow = PrefillModel(0.4, 0.0, 0.0)
+    ledger.put_prefill("p0", "slow", slow)
+    ledger.report("p1", Load(queued=1, queue_ms=100), 0.0)
+    least = PREFILL.seconds(100, 99)
+    assert least < 0.3
+    assert ledger.prefills.soonest(100, 0.0) == (pytest.approx(0.1 + least), pytest.approx(least), PREFILL)
 
 
 def test_what_decode_reports_of_ours_is_not_others() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -367,6 +368,20 @@ def test_who_is_content_with_less_does_not_slow_down_who_was_promised_more(views
     assert isinstance(alone, Rejection) and (alone.reason, alone.limit) == ("tbt", 0.15)
     strict = decide(2, 0.1)
     assert isinstance(strict, Rejection) and (strict.reason, strict.limit) == ("tbt", 0.1)
+
+
+def test_what_one_asks_for_keeps_nobody_away_beyond_the_objective_of_all(views: Views) -> None:
+    wanted = Objectives(60.0, 0.15, held=0.2)
+    strict = scheduler().decide(views.ask(1000), views.all([5.0], [0], [], [0]), wanted)
+    lax = scheduler().decide(views.ask(1000), views.all([5.0], [0], [], [0]), replace(wanted, tbt=1.0))
+    assert isinstance(strict, Decision) and strict.promised == 0.2
+    assert isinstance(lax, Decision) and lax.promised == 1.0
+
+
+def test_a_pace_that_no_idle_instance_keeps_is_never_waited_for(views: Views) -> None:
+    never = scheduler().decide(views.ask(1000), views.all([5.0], [0], [], [3]), Objectives(60.0, 1e-6))
+    assert isinstance(never, Rejection) and never.reason == "tbt"
+    assert never.shortage and never.shortage.late == math.inf
 
 
 def test_what_is_kept_for_others_is_not_given_away(views: Views) -> None:

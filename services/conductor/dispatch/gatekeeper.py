@@ -37,17 +37,16 @@ class Gatekeeper:
             self._count("backlog")
             refused_early("backlog")
             raise
-        shortest = self._ledger.prefills.shortest_queue(now)
-        if shortest is None:
-            raise Unavailable("no_prefill: no instance takes new work", field="no_prefill", retry_after_ms=1000)
-        queue, model = shortest
         tokens, allowed = prompt_bytes // BYTES_PER_TOKEN, (slo_ttft_ms or self._settings.slo_ttft_ms) / 1000
-        least = model.seconds(tokens, max(tokens - 1, 0))
-        soonest = queue + least + self.kept(now, allowed, ticket).seconds
+        found = self._ledger.prefills.soonest(tokens, now)
+        if found is None:
+            raise Unavailable("no_prefill: no instance takes new work", field="no_prefill", retry_after_ms=1000)
+        first, least, model = found
+        soonest = first + self.kept(now, allowed, ticket).seconds
         if soonest > allowed:
             self._count("stage0")
             refused_early("stage0", soonest, allowed, lambda: self._ledger.prefills.at_best(tokens, now))
-            takes = model.seconds(tokens, 0) / self._ledger.prefills.opened
+            takes = min(model.seconds(tokens, 0), allowed) / self._ledger.prefills.opened  # more is never computed
             late_by = soonest - allowed if least <= allowed else math.inf
             retry = self._queue.refuse(now, ticket, Shortage(Lane.PREFILL, late_by, takes, allowed))
             why = late("the first token", soonest, allowed)

@@ -27,6 +27,9 @@ LEASE_TTL = 4.0
 PERIOD = 1.0
 ANSWER_WITHIN = 30.0
 
+MOST_WAITING = 64
+"""Drops that wait for an instance that is at work."""
+
 MOST_ASKED = 4096
 """Requests in a period whose chains are looked at; what is hot shows in fewer."""
 
@@ -59,7 +62,7 @@ class HotKeeper:
             KeepOptions(settings.hot_rate, settings.hot_copies, float(settings.hot_bytes_per_s), settings.hot_cool_s)
         )
         self._asked: deque[bytes] = deque(maxlen=MOST_ASKED)
-        self._under_way: set[str] = set()
+        self._under_way: dict[str, deque[Replicas]] = {}  # of an instance at work: what it is told next
         self._on = settings.hot_rate > 0
 
     def asked(self, promise: Promise) -> None:
@@ -125,9 +128,10 @@ class HotKeeper:
         return self._agents.matches(*self._matcher.lengths(keys))
 
     def _send(self, order: Bring | Drop, block_bytes: int) -> None:
-        """An instance that is at work on one order gets no other."""
+        """An instance is at work on one order at a time. A copy that it cannot bring now is asked for again by itself,
+        what it is to drop is not."""
         member = self._roster.members.get(order.instance)
-        if member is None or order.instance in self._under_way:
+        if member is None:
             return
         ref = member.record.ref
         if isinstance(order, Bring):
@@ -136,17 +140,27 @@ class HotKeeper:
             )
         else:
             message = Replicas(sender=self._me, target=ref, drop=order.keys, keep=order.keep)
-        self._under_way.add(order.instance)
-        self._spawn(self._ordered(order.instance, message, block_bytes))
+        if (waiting := self._under_way.get(order.instance)) is not None:
+            if message.drop and len(waiting) < MOST_WAITING:
+                waiting.append(message)
+            return
+        self._under_way[order.instance] = deque([message])
+        self._spawn(self._ordered(order.instance, block_bytes))
 
-    async def _ordered(self, instance: str, message: Replicas, block_bytes: int) -> None:
+    async def _ordered(self, instance: str, block_bytes: int) -> None:
+        waiting = self._under_way[instance]
+        try:
+            while waiting:
+                await self._order(instance, waiting.popleft(), block_bytes)
+        finally:
+            del self._under_way[instance]
+
+    async def _order(self, instance: str, message: Replicas, block_bytes: int) -> None:
         try:
             answer = await self._bus.request(message.target.id, message, ANSWER_WITHIN)
         except MooncakeError as e:
             logger.debug("no answer about hot blocks", instance=instance, error=e.code)
             return
-        finally:
-            self._under_way.discard(instance)
         if isinstance(answer, ReplicasDone):
             metrics.HOT_BLOCKS.labels("brought").inc(answer.fetched)
             metrics.HOT_BLOCKS.labels("dropped").inc(answer.dropped)

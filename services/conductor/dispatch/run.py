@@ -358,6 +358,7 @@ def objectives(mesh: Mesh, generation: Generation) -> Objectives:
     return Objectives(
         ttft=(generation.slo_ttft_ms or settings.slo_ttft_ms) / 1000,
         tbt=(generation.slo_tbt_ms or settings.slo_tbt_ms) / 1000,
+        held=settings.slo_tbt_ms / 1000,
     )
 
 

@@ -10,7 +10,10 @@ import numpy as np
 from shared.blocks import KEY, Tokens, chain_keys
 
 MOST_BYTES = 64 << 20
-"""Of token ids that are remembered, without their keys, which are a hundredth at 256 tokens a block."""
+"""Of runs that are remembered: their token ids, their keys, and what a run takes besides."""
+
+RUN = 600
+"""Bytes that a run takes besides, about."""
 
 PEEK = 64
 """Bytes of token ids by which a run is found; the rest is compared."""
@@ -62,10 +65,14 @@ class Chains:
         with self._lock:
             before = self._runs.pop(name, None)
             self._runs[name] = ids, keys
-            self.held += len(ids) - (len(before[0]) if before else 0)
+            self.held += _size(ids, keys) - (_size(*before) if before else 0)
             while self.held > self._most:
-                _, (oldest, _) = self._runs.popitem(last=False)
-                self.held -= len(oldest)
+                _, oldest = self._runs.popitem(last=False)
+                self.held -= _size(*oldest)
+
+
+def _size(ids: bytes, keys: bytes) -> int:
+    return len(ids) + len(keys) + RUN
 
 
 def _name(parent: bytes, ids: memoryview, at: int, step: int) -> Name:

@@ -188,5 +188,5 @@ def _generation(exchange: Exchange, choice: int, prepared: Prepared, priority: i
         slo_ttft_ms=wanted.ttft_ms,
         slo_tbt_ms=wanted.tbt_ms,
         priority=priority,
-        ticket=0 if choice else exchange.ticket,
+        ticket=hash((exchange.ticket, choice)) if choice else exchange.ticket,
     )

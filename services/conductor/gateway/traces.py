@@ -40,6 +40,11 @@ class Others(Protocol):
         """Asks the other conductors of the mesh. What one of them knows, and who did not answer, and why."""
 
 
+def known_as(tenant: str, id: str) -> str:
+    """No tenant's name can be continued into another's."""
+    return f"{len(tenant)}:{tenant}/{id}"
+
+
 class Traces:
     """``addresses``: host:port of the metrics servers of instances and agents, as of now. ``recent``: this process's
     own spans. ``async with``."""
@@ -70,15 +75,15 @@ class Traces:
         a client has made up never stands for what another one was given."""
         own, root = self._recent(), exchange.span.get_span_context()
         if own is not None:
-            own.name(f"{exchange.tenant.name}/{exchange.unique}", root)
+            own.name(known_as(exchange.tenant.name, exchange.unique), root)
             if exchange.id != exchange.unique:
-                own.name(f"{exchange.tenant.name}/their {exchange.id}", root)
+                own.name(known_as(exchange.tenant.name, f"their {exchange.id}"), root)
 
     def here(self, request: str, tenant: str) -> Found | None:
         """What this conductor knows of this tenant's request; None for one that it did not serve, or has forgotten."""
         own = self._recent()
         bare = request.removeprefix("chatcmpl-").removeprefix("cmpl-")
-        names = (f"{tenant}/{bare}", f"{tenant}/their {request}")
+        names = (known_as(tenant, bare), known_as(tenant, f"their {request}"))
         root = next((found for name in names if (found := own.named(name))), None) if own is not None else None
         return Found(*root, own.records(root.trace)) if own is not None and root is not None else None
 

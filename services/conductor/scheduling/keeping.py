@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.conductor.scheduling.heat import HotChain
-from shared.blocks import KEY, key_count
+from shared.blocks import KEY
 
 SLACK = 1.5
 """Copies are surplus when so many times the requests would not need them."""
@@ -191,7 +191,3 @@ def _runs(first: int, have: int, spare: Sequence[int]) -> list[tuple[int, int, i
         runs.append((start, stop, keep))
         stop = start
     return runs
-
-
-def blocks_in(orders: Sequence[Bring | Drop], kind: type[Bring] | type[Drop]) -> int:
-    return sum(key_count(order.keys) for order in orders if isinstance(order, kind))

@@ -128,18 +128,26 @@ class Prefills:
         """Instances that take new work."""
         return int(np.count_nonzero(self._open))
 
-    def shortest_queue(self, now: float) -> tuple[float, PrefillModel] | None:
-        """Queue seconds and model of the open instance with the shortest queue."""
+    def soonest(self, tokens: int, now: float) -> tuple[float, float, PrefillModel] | None:
+        """Of a prompt that is all there: seconds to its first token where that comes first, the least that any open
+        instance takes when it has nothing else to do, and the former's model. None: no instance is open."""
         if not self.opened:
             return None
-        queues = np.where(self._open, self.queue(now), np.inf)
-        row = int(queues.argmin())
-        return float(queues[row]), self.seats[self.ids[row]].model
+        work = np.where(self._open, self._hit(tokens), np.inf)
+        price = self.queue(now) + work
+        row = int(price.argmin())
+        return float(price[row]), float(work.min()), self.seats[self.ids[row]].model
+
+    def _hit(self, tokens: int) -> Floats:
+        """Seconds of a prefill of which all but the last token is at hand."""
+        cached = max(tokens - 1, 0)
+        work: Floats = self._base + (self._linear + self._square * (tokens + cached)) * (tokens - cached)
+        return work
 
     def at_best(self, tokens: int, now: float, limit: int = 8) -> list[Candidate]:
         """The open instances with what they would take if all of a prompt were there, least first."""
-        queue, cached = self.queue(now), max(tokens - 1, 0)
-        price = queue + self._base + (self._linear + self._square * (tokens + cached)) * (tokens - cached)
+        queue = self.queue(now)
+        price = queue + self._hit(tokens)
         rows = [row for row in np.argsort(price, kind="stable") if self._open[row]][:limit]
         return [Candidate(self.ids[row], 0, 0, float(queue[row]), float(price[row])) for row in rows]
 

@@ -17,10 +17,13 @@ MAX_SOURCES = 3
 
 @dataclass(frozen=True)
 class Objectives:
-    """Latency objectives in seconds; ``ttft`` counts from the request's arrival."""
+    """Latency objectives in seconds; ``ttft`` counts from the request's arrival. ``held``: others are kept from slowing
+    it down beyond this, once it decodes, where that is more than ``tbt``: what one client asks for must not keep all
+    others away."""
 
     ttft: float
     tbt: float
+    held: float = 0.0
 
 
 class Scheduler:
@@ -46,13 +49,13 @@ class Scheduler:
         ttft = float(prices.price[p])
         wait = ask.waited + ttft + kept.seconds
         if objectives and wait > objectives.ttft:
-            shortage = too_late(view, float(prices.work[p]), wait, objectives)
+            shortage = too_late(view, float(prices.work[view.prefill.open].min()), wait, objectives)
             return Rejection("ttft", wait, limit=objectives.ttft, shortage=shortage, prices=prices)
         joined = view.decode.joined(ttft, ask.tokens + ask.expected_output / 2, ask.expected_output)
         allowed = in_time(joined, room, objectives)
         d = self.policy.choose_decode(view.decode, joined.step, allowed if np.count_nonzero(allowed) else room)
         if objectives and not enough(ask, view.decode, joined, allowed, objectives, kept):
-            return replace(too_slow(view.decode, joined, d, objectives), ttft=wait, prices=prices)
+            return replace(too_slow(ask, view.decode, joined, d, objectives), ttft=wait, prices=prices)
         return decision(ask, view, prices, p, view.decode.ids[d], float(joined.step[d]), objectives)
 
 
@@ -88,11 +91,15 @@ def too_late(view: View, work: float, predicted: float, objectives: Objectives) 
     return Shortage(Lane.PREFILL, late, work / np.count_nonzero(view.prefill.open), objectives.ttft)
 
 
-def too_slow(view: DecodeView, joined: Joined, d: int, objectives: Objectives) -> Rejection:
-    """The objective that would be missed at the instance ``d``; where none would be, what is left is kept."""
+def too_slow(ask: Ask, view: DecodeView, joined: Joined, d: int, objectives: Objectives) -> Rejection:
+    """The objective that would be missed at the instance ``d``; where none would be, what is left is kept. What no idle
+    instance would keep is never accepted, however long one waits."""
     step, pace, shortage = float(joined.step[d]), float(joined.pace[d]), leaving(view, objectives)
     promised = np.inf if joined.promised is None else float(joined.promised[d])
     if step > objectives.tbt:
+        alone = view.base + view.per_sequence + view.per_token * (ask.tokens + ask.expected_output / 2)
+        if float(alone[view.open].min()) > objectives.tbt:
+            shortage = replace(shortage, late=np.inf)
         return Rejection("tbt", tbt=step, limit=objectives.tbt, shortage=shortage)
     if pace > promised:
         return Rejection("tbt", tbt=pace, limit=promised, shortage=shortage)
@@ -138,7 +145,7 @@ def decision(
         ttft=float(prices.price[p]),
         tbt=tbt,
         prices=prices,
-        promised=objectives.tbt if objectives else np.inf,
+        promised=max(objectives.tbt, objectives.held) if objectives else np.inf,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import threading
 import time
@@ -58,6 +57,7 @@ class Server:
         self._lock = threading.Lock()
         self._responders: dict[Responder, list[Callable[[], None]]] = {}
         self._callees: set[Callee] = set()
+        self._attaching: set[asyncio.Task[None]] = set()
         self._closed = False
         self._acceptor: Acceptor | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -131,14 +131,30 @@ class Server:
             admitted[0].serve()
             return
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed: so is the agent
-            asyncio.run_coroutine_threadsafe(self._attach(sock, greeting), self._loop)
+        try:
+            self._loop.call_soon_threadsafe(self._attach_soon, sock, greeting)
+        except RuntimeError:  # the loop is closed: so is the agent
+            sock.close()
+
+    def _attach_soon(self, sock: socket.socket, greeting: Hello) -> None:
+        """On the loop: a handshake may end after the agent has."""
+        if self._closed:
+            sock.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._attach(sock, greeting))
+        self._attaching.add(task)
+        task.add_done_callback(self._attaching.discard)
 
     async def _attach(self, sock: socket.socket, greeting: Hello) -> None:
         callee = Callee(greeting.me, self._on_call, self._reap, self._callee_ended, self._limits.calls)
         with self._lock:
             self._callees.add(callee)
-        await attach(sock, callee)
+        try:
+            await attach(sock, callee)
+        except BaseException:
+            self._callee_ended(callee)
+            sock.close()
+            raise
         if self._closed:
             callee.abort()
 
@@ -193,4 +209,8 @@ class Server:
             self._watching.cancel()
         for callee in callees:
             callee.abort()
+        attaching = tuple(self._attaching)
+        for task in attaching:
+            task.cancel()
+        await asyncio.gather(*attaching, return_exceptions=True)
         await self.destroy(lambda greeting: True)
