@@ -92,6 +92,14 @@ async def test_another_tenants_request_is_found_nowhere(conductors: Conductors) 
         assert await names(asked, "abc", "") == []
 
 
+async def test_no_tenants_name_can_be_continued_into_another_s(conductors: Conductors) -> None:
+    conductors.all[1].serve("abc", "one/more", "mine")
+    for asked in conductors.all:
+        assert await names(asked, "mine", "one/more")
+        for id in ("more/abc", "more/mine", "more/their mine", "their mine"):
+            assert await names(asked, id, "one") == []
+
+
 async def test_a_trace_that_the_client_named_shows_each_tenant_its_own_part(conductors: Conductors) -> None:
     served = conductors.all[1]
     served.serve("abc", "one", client=CLIENT)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.mesh.mesh import MODEL, Mesh
 pytestmark = [pytest.mark.mesh]
 
 AT_ONCE = 64
+MANY = int(os.environ.get("MOONCAKE_TEST_REQUESTS", "2000"))
 CACHED = 10_000
 BLOCK = 32
 
@@ -39,6 +41,8 @@ async def one(session: aiohttp.ClientSession, mesh: Mesh, rng: random.Random, sh
         async with asyncio.timeout(patience):
             async with session.post(mesh.url + "/v1/completions", data=json.dumps(body)) as response:
                 text = await response.text()
+                if response.status == 429 and json.loads(text)["error"]["reason"] == "backlog":
+                    return "refused"  # a busy machine
                 return "done" if response.status == 200 and "[DONE]" in text else f"{response.status}: {text[-200:]}"
     return "cancelled"
 
@@ -61,7 +65,7 @@ async def rush(mesh: Mesh, count: int) -> dict[str, int]:
 
 async def nothing_is_left(mesh: Mesh, count: int) -> None:
     ends = await rush(mesh, count)
-    assert set(ends) <= {"done", "cancelled"} and sum(ends.values()) == count
+    assert set(ends) <= {"done", "cancelled", "refused"} and ends["done"] and sum(ends.values()) == count
     assert ends["cancelled"] > count / 10
     assert await mesh.settled() == {}
     deadline = asyncio.get_running_loop().time() + 100
@@ -80,8 +84,8 @@ async def test_nothing_is_held_after_requests_of_which_a_third_was_cancelled(mes
 
 @pytest.mark.chaos
 @pytest.mark.timeout(3600)
-async def test_nothing_is_held_after_10_000_requests_of_which_a_third_was_cancelled(mesh: Mesh) -> None:
-    await nothing_is_left(mesh, 10_000)
+async def test_nothing_is_held_after_thousands_of_requests_of_which_a_third_was_cancelled(mesh: Mesh) -> None:
+    await nothing_is_left(mesh, MANY)
 
 
 async def test_b4_a_conductor_that_starts_late_hits_at_once(mesh: Mesh, tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def test_every_message_is_tagged_documented_and_round_trips(kind: type[Message])
         "unknown": [("q", 1)],
         "load": messages.Load(queued=1),
         "outputs": [Output(0, 1)],
+        "tenant": "t",
     }
     fields = {f.name for f in msgspec.structs.fields(kind) if f.required}
     message = kind(**{name: hints[name] for name in fields})
@@ -69,6 +70,8 @@ WITHOUT_ATTEMPT = (
     messages.Promises,
     messages.Replicas,
     messages.ReplicasDone,
+    messages.FindTrace,
+    messages.FoundTrace,
 )
 
 

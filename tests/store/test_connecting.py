@@ -126,3 +126,24 @@ async def test_connected_and_closed_again_and_again(agent: Agent) -> None:
         sync = await asyncio.to_thread(SyncStoreClient, agent.settings.socket, NAMESPACE, secret="s")
         await asyncio.to_thread(sync.close)
     await left(before, agent)
+
+
+async def test_a_close_that_is_given_up_closes(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent does not answer its goodbye, and whoever closes has no patience; others close at the same time. What it
+    held stays held at the agent, as this process lives."""
+    before = descriptors()["socket:"]
+    client = await connect(agent)
+
+    async def never(*args: Any, **options: Any) -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(client._session, "ask", never)
+    closing = asyncio.create_task(client.close())
+    await asyncio.sleep(0)
+    await client.close()
+    closing.cancel()
+    await asyncio.wait({closing})
+    async with asyncio.timeout(100):
+        while descriptors()["socket:"] != before:
+            await asyncio.sleep(0.01)
+    assert client._fd == -1

@@ -316,3 +316,10 @@ def test_names_are_the_same_in_every_format(accept: str, escaping: str) -> None:
     telemetry.gauge("vllm:num_requests_running", "Compatible.").set(3)
     body, content_type = render(accept + escaping if accept else "")
     assert b"\nvllm:num_requests_running 3" in body and "escaping" not in content_type
+
+
+def test_a_thread_that_ends_itself_is_no_fault() -> None:
+    script = "import sys, threading; from shared import telemetry; telemetry._setup_logs('x', 'info', False);"
+    script += "t = threading.Thread(target=sys.exit); t.start(); t.join()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and done.stderr == ""
