@@ -10,9 +10,10 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import aiohttp
+
+from benchmarks.processes import in_module
 
 WORDS = ("river", "stone", "cloud", "amber", "lantern", "meadow", "copper", "winter", "harbor", "violet", "engine")
 
@@ -134,13 +135,7 @@ async def run(job: Job) -> Result:
 
 async def in_child(job: Job) -> Result:
     """Run the job in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.overload_client"]
-    child = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    out, _ = await child.communicate(json.dumps(asdict(job)).encode())
-    found: dict[str, Any] = json.loads(out)
-    return Result(**found)
+    return Result(**await in_module("benchmarks.overload_client", asdict(job)))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -94,3 +95,12 @@ def _wait_ready(running: Mesh, child: subprocess.Popen[bytes], deadline: float, 
             tail = log.read_text(errors="replace").splitlines()[-20:]
             raise RuntimeError("mooncake up is not ready:\n" + "\n".join(tail))
         time.sleep(0.2)
+
+
+async def in_module(name: str, job: dict[str, Any]) -> dict[str, Any]:
+    """What the program ``name`` prints, as JSON, of the job that it reads: a client is a process of its own."""
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(sys.executable, "-m", name, stdin=pipe, stdout=pipe)
+    out, _ = await child.communicate(json.dumps(job).encode())
+    found: dict[str, Any] = json.loads(out)
+    return found

@@ -9,7 +9,8 @@ import socket
 import sys
 import time
 from dataclasses import asdict, dataclass, field
-from typing import Any
+
+from benchmarks.processes import in_module
 
 OVERLAP = 8  # bytes of the data before that an event's head may have begun in
 TAIL = 1024
@@ -164,13 +165,7 @@ async def run(job: Job) -> Result:
 
 async def in_child(job: Job) -> Result:
     """Run the job in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.stream_client"]
-    child = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    out, _ = await child.communicate(json.dumps(asdict(job)).encode())
-    found: dict[str, Any] = json.loads(out)
-    return Result(**found)
+    return Result(**await in_module("benchmarks.stream_client", asdict(job)))
 
 
 if __name__ == "__main__":

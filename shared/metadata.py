@@ -163,19 +163,6 @@ class Metadata:
 
     # -- reservations -----------------------------------------------------------------------------------------
 
-    async def reserve(self, attempt: str, instance: str, blocks: int, ttl: float = RESERVATION_TTL) -> None:
-        """Tell the other conductors that ``attempt`` will need ``blocks`` at ``instance``. Again renews."""
-        await self.reserve_all([Reservation(attempt, instance, blocks)], ttl)
-
-    async def reserve_all(self, reservations: Iterable[Reservation], ttl: float = RESERVATION_TTL) -> None:
-        await self.exchange(reservations, (), ttl)
-
-    async def release(self, attempt: str, instance: str) -> None:
-        await self.release_all([Reservation(attempt, instance, 0)])
-
-    async def release_all(self, reservations: Iterable[Reservation]) -> None:
-        await self.exchange((), reservations)
-
     async def exchange(
         self, made: Iterable[Reservation], released: Iterable[Reservation], ttl: float = RESERVATION_TTL
     ) -> None:

@@ -123,7 +123,7 @@ async def test_a_conductor_that_nobody_hears_counts_by_its_reservations(setup: S
     first = asyncio.ensure_future(anext(stream))
     await until_async(lambda: reserved(setup.metadata, 1))
     theirs = [Reservation("7", "d0", 7, owner="other"), Reservation("7", "p0", 0, 1500, "other")]
-    await setup.metadata.reserve_all(theirs)
+    await setup.metadata.exchange(theirs, ())
     ledger = setup.dispatcher.mesh.ledger
     await until(lambda: ledger.decodes.seats["d0"].coming == 1)
     assert ledger.decodes.seats["d0"].coming_blocks == 7 and ledger.prefills.seats["p0"].coming == 1.5

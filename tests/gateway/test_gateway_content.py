@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from services.conductor.gateway import completer, exchange
 from services.conductor.gateway.content import CUT, PART, VARIABLE, Said, asked, is_wanted
 from services.conductor.gateway.options import GatewayOptions
 from shared.errors import AttemptFailed
@@ -28,16 +25,6 @@ TURNS: list[dict[str, Any]] = [
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "content": SECRET, "tool_call_id": SECRET},
 ]
-
-
-@pytest.fixture
-def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    for module in (exchange, completer):
-        monkeypatch.setattr(module, "tracer", lambda: provider.get_tracer("test"))
-    yield exporter
-    provider.shutdown()
 
 
 def all_of(span: ReadableSpan) -> str:

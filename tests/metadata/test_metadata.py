@@ -210,16 +210,16 @@ async def test_a_watch_outlives_an_answer_that_nobody_foresaw(
 
 
 async def test_reservations_sum_renew_release_and_expire(metadata: Metadata) -> None:
-    await metadata.reserve("r1.1", "d", 10, ttl=60)
-    await metadata.reserve("r2.1", "d", 5, ttl=60)
-    await metadata.reserve("r2.1", "p", 7, ttl=60)
-    await metadata.reserve("r1.1", "d", 11, ttl=60)
+    await metadata.exchange([Reservation("r1.1", "d", 10)], (), ttl=60)
+    await metadata.exchange([Reservation("r2.1", "d", 5)], (), ttl=60)
+    await metadata.exchange([Reservation("r2.1", "p", 7)], (), ttl=60)
+    await metadata.exchange([Reservation("r1.1", "d", 11)], (), ttl=60)
     assert await metadata.sums() == {"d": Reserved(16, 2), "p": Reserved(7, 1)}
-    await metadata.release("r1.1", "d")
-    await metadata.release("r1.1", "d")
+    await metadata.exchange((), [Reservation("r1.1", "d", 0)])
+    await metadata.exchange((), [Reservation("r1.1", "d", 0)])
     assert await metadata.sums() == {"d": Reserved(5, 1), "p": Reserved(7, 1)}
-    await metadata.reserve_all([Reservation(f"x{n}", "d", 1) for n in range(3000)], ttl=0.01)
-    await metadata.release_all([Reservation("r2.1", "p", 0)])
+    await metadata.exchange([Reservation(f"x{n}", "d", 1) for n in range(3000)], (), ttl=0.01)
+    await metadata.exchange((), [Reservation("r2.1", "p", 0)])
     async with asyncio.timeout(100):
         while await metadata.sums() != {"d": Reserved(5, 1)}:
             await asyncio.sleep(0.01)
@@ -313,7 +313,7 @@ async def test_redis_gone_and_back(metadata: Metadata) -> None:
             server.kill()
             before = time.monotonic()
             with pytest.raises(Unavailable):
-                await other.reserve("r", "i", 1)
+                await other.exchange([Reservation("r", "i", 1)], ())
             assert time.monotonic() - before < 60
             seen = await anext(watch)
             assert not seen.fresh and seen.stale > 0 and [record.ref.id for record in seen.agents] == ["a"]
@@ -324,7 +324,7 @@ async def test_redis_gone_and_back(metadata: Metadata) -> None:
                 async for seen in watch:
                     if seen.fresh and seen.agents:
                         break
-            await other.reserve("r", "i", 1)
+            await other.exchange([Reservation("r", "i", 1)], ())
 
 
 async def test_no_redis_is_unavailable_quickly_and_a_bad_address_a_config_error() -> None:
@@ -350,7 +350,7 @@ def test_keys_of_a_mesh_share_a_slot_of_redis_cluster() -> None:
                 await metadata.register(instance("i"))
                 await metadata.register(agent("a"))
                 assert set((await metadata.snapshot()).age) == {"i", "a"}
-                await metadata.reserve("r", "i", 3)
+                await metadata.exchange([Reservation("r", "i", 3)], ())
                 assert await metadata.sums() == {"i": Reserved(3, 1)}
 
         asyncio.run(main())
