@@ -14,6 +14,7 @@ from services.conductor.dispatch.keeper import HotKeeper
 from services.conductor.dispatch.matching import AgentTable, NoIndex
 from services.conductor.dispatch.roster import Roster
 from services.conductor.scheduling import Ledger
+from services.conductor.scheduling.keeping import Drop
 from shared.blocks import KEY, chain_keys, split_keys
 from shared.embedded import RedisServer
 from shared.latency import PrefillModel
@@ -164,3 +165,18 @@ async def test_what_has_cooled_down_goes_but_for_one(two: tuple[Stage, list[Cond
     await until(lambda: stage.copies() == 1)
     assert all(order.keep == 1 and order.drop for order in stage.orders) and len(HOT) == 5 * KEY
     await until(lambda: not any(c.keeper.summary()["chains"] for c in conductors))
+
+
+async def test_what_a_busy_instance_is_to_drop_waits_for_its_turn(two: tuple[Stage, list[Conductor]]) -> None:
+    """Of a chain with graded copies several runs go at once: none of them is lost."""
+    stage, (one, other) = two
+    for blocks in stage.blocks:
+        blocks.update(split_keys(HOT))
+    await other.close()
+    parts = [HOT[at * KEY : (at + 1) * KEY] for at in range(5)]
+    for part in parts:
+        one.keeper._send(Drop("p0", part, 1), NAMESPACE.block_bytes)
+    assert len(one.tasks) == 1, "an instance is at work on one order at a time"
+    await until(lambda: not stage.blocks[0])
+    assert [order.drop for order in stage.orders] == parts
+    await until(lambda: not one.keeper._under_way)

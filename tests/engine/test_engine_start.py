@@ -30,7 +30,10 @@ def test_engine_is_loaded_by_name_with_the_users_words(tiny: Callable[[Family], 
     assert len(engine.eos_ids) == 1
 
 
-@pytest.mark.parametrize(("field", "value"), [("engine", "abacus"), ("dtype", "int7"), ("model", "/nowhere")])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("engine", "abacus"), ("dtype", "int7"), ("model", "/nowhere"), ("device", "abacus"), ("device", "cuda:99")],
+)
 def test_wrong_choice_is_refused_by_field(tiny: Callable[[Family], Path], field: str, value: str) -> None:
     options: dict[str, Any] = {"model": str(tiny("llama")), field: value}
     with pytest.raises(ConfigError) as refused:
