@@ -121,8 +121,7 @@ def chain_keys(parent: bytes, tokens: Tokens, block_size: int) -> bytes:
     step, out, start = 4 * block_size, list[bytes](), _SHA256.copy
     for at in range(0, len(view) - step + 1, step):
         one = start()  # a copy of an empty one: to look sha256 up by name takes as long as to hash 128 bytes
-        one.update(parent)
-        one.update(view[at : at + step])
+        one.update(parent + view[at : at + step])  # in one piece: what is fed by pieces is hashed by smaller ones
         parent = one.digest()[:KEY]
         out.append(parent)
     return b"".join(out)

@@ -44,8 +44,8 @@ def prefill_view(queue: Sequence[float], own: Sequence[int], **more: Any) -> Pre
         "base": np.full(n, PREFILL.base),
         "linear": np.full(n, PREFILL.linear),
         "square": np.full(n, PREFILL.square),
-        "here": np.array(own, dtype=np.int64),
-        "own": np.array(own, dtype=np.int64),
+        "here": np.array(own, dtype=float),
+        "own": np.array(own, dtype=float),
         "ready": np.zeros(n),
         "below": np.zeros(n, dtype=np.int64),
         "disk": np.ones(n),
@@ -60,12 +60,12 @@ def source_view(blocks: Sequence[int], **more: Any) -> SourceView:
     n = len(blocks)
     columns: dict[str, Any] = {
         "agents": [f"a{i}" for i in range(n)],
-        "blocks": np.array(blocks, dtype=np.int64),
-        "dram": np.array(blocks, dtype=np.int64),
-        "disk": np.ones(n),
-        "rate": np.full(n, 1e6),
-        "backlog": np.zeros(n),
-        "prefill": np.ones(n, dtype=bool),
+        "blocks": list(blocks),
+        "dram": list(blocks),
+        "disk": [1.0] * n,
+        "rate": [1e6] * n,
+        "backlog": [0.0] * n,
+        "prefill": [True] * n,
     }
     return SourceView(**{**columns, **more})
 

@@ -53,8 +53,9 @@ def test_sources_are_those_that_sorting_all_would_give(
         for id, blocks in matches.items()
         if blocks and id in table.seats
     ]
-    got = list(
-        zip((-view.blocks).tolist(), (view.blocks - view.dram).tolist(), (view.backlog / 1e6).tolist(), strict=True)
-    )
+    got = [
+        (-blocks, blocks - fast, backlog / 1e6)
+        for blocks, fast, backlog in zip(view.blocks, view.dram, view.backlog, strict=True)
+    ]
     assert got == sorted(rows)[:4]
-    assert all(matches[id] == blocks for id, blocks in zip(view.agents, view.blocks.tolist(), strict=True))
+    assert all(matches[id] == blocks for id, blocks in zip(view.agents, view.blocks, strict=True))

@@ -43,8 +43,8 @@ def situation(seed: int) -> tuple[Ask, PrefillView, SourceView, float]:
         base=rng.uniform(0, 0.1, n),
         linear=rng.uniform(1e-5, 1e-2, n),
         square=rng.uniform(0, 1e-6, n),
-        here=here,
-        own=own,
+        here=here.astype(float),
+        own=own.astype(float),
         ready=np.where(own > here, rng.uniform(0, 5, n), 0.0),
         below=here * rng.integers(0, 3, n) // 2,
         disk=10 ** rng.uniform(3, 9, n),
@@ -55,12 +55,12 @@ def situation(seed: int) -> tuple[Ask, PrefillView, SourceView, float]:
     held = rng.integers(1, blocks + 1, s)
     sources = SourceView(
         agents=[f"s{i}" for i in range(s)],
-        blocks=held,
-        dram=held * rng.integers(0, 3, s) // 2,
-        disk=10 ** rng.uniform(3, 9, s),
-        rate=10 ** rng.uniform(3, 9, s),
-        backlog=rng.uniform(0, 1e6, s) * rng.integers(0, 2, s),
-        prefill=rng.random(s) < 0.6,
+        blocks=held.tolist(),
+        dram=(held * rng.integers(0, 3, s) // 2).tolist(),
+        disk=(10 ** rng.uniform(3, 9, s)).tolist(),
+        rate=(10 ** rng.uniform(3, 9, s)).tolist(),
+        backlog=(rng.uniform(0, 1e6, s) * rng.integers(0, 2, s)).tolist(),
+        prefill=(rng.random(s) < 0.6).tolist(),
     )
     return Ask(tokens, blocks, BLOCK, BYTES, 16), view, sources, float(rng.uniform(1, 4))
 
@@ -109,7 +109,7 @@ def test_paper_is_algorithm_1(seed: int) -> None:
     assert prices.price[row] == pytest.approx(ttft)
     assert row == p or prices.price[row] == pytest.approx(prices.price[p], rel=1e-12)
     if row == p:
-        assert int(prices.fetch[row]) == fetch
+        assert int(prices.fetch(row)[0]) == fetch
 
 
 def both_branches(ask: Ask, view: PrefillView, sources: SourceView, threshold: float, i: int) -> tuple[float, int]:
@@ -149,9 +149,9 @@ def test_another_node_s_dram_makes_up_for_a_slow_ssd() -> None:
     ask = Ask(64 * 32, 64, 32, BYTES, 100)
     view = prefill_view([0.0, 5.0], [64, 64], below=np.array([64, 0]), disk=np.array([10.0 * BYTES, 1.0]))
     chosen = policy("global_cache", PolicyOptions())
-    slow = chosen.price(ask, view, source_view([64], rate=np.array([8.0 * BYTES])))  # a1 sends more slowly still
-    quick = chosen.price(ask, view, source_view([64], rate=np.array([1000.0 * BYTES])))
-    none = chosen.price(ask, view, source_view([64], rate=np.array([1000.0 * BYTES]), dram=np.array([0])))
+    slow = chosen.price(ask, view, source_view([64], rate=[8.0 * BYTES]))  # a1 sends more slowly still
+    quick = chosen.price(ask, view, source_view([64], rate=[1000.0 * BYTES]))
+    none = chosen.price(ask, view, source_view([64], rate=[1000.0 * BYTES], dram=[0]))
     assert 6.4 < slow.price[0] < 6.5 and 6.4 < none.price[0] < 6.5
     assert 0.06 < quick.price[0] < 0.2
     assert chosen.choose(ask, slow) == chosen.choose(ask, none) == 1 and chosen.choose(ask, quick) == 0
@@ -167,8 +167,8 @@ def test_global_cache_prices_both_branches(seed: int) -> None:
         price, fetch = both_branches(ask, view, sources, threshold, i)
         assert prices.price[i] == (pytest.approx(price) if view.open[i] else math.inf)
         if view.open[i]:
-            assert (int(prices.source[i]) >= 0) == (int(prices.fetch[i]) > 0)
-            assert int(prices.fetch[i]) in (0, fetch) or int(prices.fetch[i]) in sources.blocks
+            assert (int(prices.fetch(i)[1]) >= 0) == (int(prices.fetch(i)[0]) > 0)
+            assert int(prices.fetch(i)[0]) in (0, fetch) or int(prices.fetch(i)[0]) in sources.blocks
     row = chosen.choose(ask, prices)
     assert view.open[row] and prices.price[row] == prices.price.min()
 
@@ -179,7 +179,7 @@ def test_a_source_that_is_not_priced_is_cheaper_for_nobody(seed: int, on_disk: b
     ask, view, sources, threshold = situation(seed)
     if not len(sources.agents):
         return
-    sources.rate, sources.disk = sources.rate[:1].repeat(len(sources.rate)), sources.disk[:1].repeat(len(sources.disk))
+    sources.rate, sources.disk = [*sources.rate[:1]] * len(sources.rate), [*sources.disk[:1]] * len(sources.disk)
     if not on_disk:
         sources.dram, view.below, view.on_disk = sources.blocks, 0 * view.below, False
     price, _, _ = fetched(ask, view, sources, threshold)
@@ -187,6 +187,18 @@ def test_a_source_that_is_not_priced_is_cheaper_for_nobody(seed: int, on_disk: b
         alone = SourceView(sources.agents[row : row + 1], *(getattr(sources, name)[row : row + 1] for name in COLUMNS))
         least, _, _ = fetched(ask, view, alone, threshold)
         assert (price <= least * (1 + 1e-12)).all()
+
+
+@given(SEEDS, st.booleans())
+def test_what_is_left_out_where_nothing_is_promised_changes_no_price(seed: int, strict: bool) -> None:
+    ask, view, sources, threshold = situation(seed)
+    view.below, view.on_disk, view.ready, view.own = 0 * view.below, False, 0 * view.ready, view.here.copy()
+    options = PolicyOptions(threshold=threshold if strict else 1.0)
+    whole = policy("global_cache", options).price(ask, view, sources)
+    view.own, view.moving = view.here, bool(view.inbound.any())
+    quick = policy("global_cache", options).price(ask, view, sources)
+    assert (quick.price == whole.price).all() and (quick.work == whole.work).all()
+    assert all(quick.fetch(row) == whole.fetch(row) for row in range(len(view.ids)))
 
 
 @given(SEEDS, st.sampled_from(sorted(POLICIES)))
@@ -204,16 +216,16 @@ def test_least_loaded_goes_to_the_shortest_queue_and_fetches_when_that_is_cheape
     chosen = policy("least_loaded")
     view, ask = views.prefill([2.0, 0.5, 1.0], [10, 0, 0]), views.ask(10 * BLOCK + 1)
     prices = chosen.price(ask, view, views.source([10]))
-    assert chosen.choose(ask, prices) == 1 and prices.fetch[1] == 10
-    slow = chosen.price(ask, view, views.source([10], rate=np.array([100.0])))
-    assert chosen.choose(ask, slow) == 1 and slow.fetch[1] == 0
+    assert chosen.choose(ask, prices) == 1 and prices.fetch(1)[0] == 10
+    slow = chosen.price(ask, view, views.source([10], rate=[100.0]))
+    assert chosen.choose(ask, slow) == 1 and slow.fetch(1)[0] == 0
 
 
 def test_local_cache_never_fetches(views: Views) -> None:
     chosen = policy("local_cache")
     ask = views.ask(100 * BLOCK)
     prices = chosen.price(ask, views.prefill([0.0, 0.0], [0, 50]), views.source([100]))
-    assert chosen.choose(ask, prices) == 1 and not prices.fetch.any()
+    assert chosen.choose(ask, prices) == 1 and not any(prices.fetch(row)[0] for row in range(2))
 
 
 def test_ties_go_by_queue_then_by_turn(views: Views) -> None:
@@ -230,14 +242,14 @@ def test_the_threshold_guards_against_small_copies(views: Views) -> None:
     view = views.prefill([0.0], [20])
     for threshold, fetch in ((1.9, 40), (2.0, 0)):
         prices = policy("global_cache", PolicyOptions(threshold=threshold)).price(ask, view, views.source([40]))
-        assert prices.fetch[0] == fetch
+        assert prices.fetch(0)[0] == fetch
 
 
 def test_a_fetch_overlaps_the_queue(views: Views) -> None:
     ask = views.ask(10 * BLOCK + 1)
-    source = views.source([10], rate=np.array([10_000.0]))  # 1 s for ten blocks
+    source = views.source([10], rate=[10_000.0])  # 1 s for ten blocks
     prices = policy("global_cache").price(ask, views.prefill([1.0], [0]), source)
-    assert prices.fetch[0] == 10 and prices.price[0] == pytest.approx(1.0 + 0.01 + 0.001)
+    assert prices.fetch(0)[0] == 10 and prices.price[0] == pytest.approx(1.0 + 0.01 + 0.001)
     paper = policy("paper").price(ask, views.prefill([1.0], [0]), source)
     assert paper.price[0] == pytest.approx(2.0 + 0.01 + 0.001)
 
@@ -249,9 +261,9 @@ def test_a_fully_cached_prompt_computes_its_last_token(views: Views) -> None:
 
 def test_a_decode_node_is_a_source_but_not_for_the_paper(views: Views) -> None:
     ask = views.ask(40 * BLOCK)
-    source = views.source([40], prefill=np.array([False]), agents=["decode-agent"])
-    assert policy("global_cache").price(ask, views.prefill([0.0], [0]), source).fetch[0] == 40
-    assert policy("paper").price(ask, views.prefill([0.0], [0]), source).fetch[0] == 0
+    source = views.source([40], prefill=[False], agents=["decode-agent"])
+    assert policy("global_cache").price(ask, views.prefill([0.0], [0]), source).fetch(0)[0] == 40
+    assert policy("paper").price(ask, views.prefill([0.0], [0]), source).fetch(0)[0] == 0
 
 
 # -- decode choice and admission ---------------------------------------------------------------------------------

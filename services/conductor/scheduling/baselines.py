@@ -13,7 +13,7 @@ from services.conductor.scheduling.views import Ask, Bools, DecodeView, Floats, 
 def local_prices(ask: Ask, view: PrefillView) -> Prices:
     """What each instance would take with its own cache alone."""
     price, work = recompute(ask, view, SourceView.none(), view.own, view.ready)
-    return Prices.unfetched(view, closed_out(view, price), work)
+    return Prices(view, closed_out(view, price), work)
 
 
 class LocalCache(LeastStep):
@@ -25,7 +25,7 @@ class LocalCache(LeastStep):
         return local_prices(ask, view)
 
     def choose(self, ask: Ask, prices: Prices) -> int:
-        return first_by(near(prices.price, self.options), prices.view.queue, prices.view.turn)
+        return first_by(near(prices.price, self.options)[0], prices.view.queue, prices.view.turn)
 
 
 class RoundRobin:

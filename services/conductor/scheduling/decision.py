@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from services.conductor.scheduling.returning import Shortage
-from services.conductor.scheduling.views import Floats, Ints, PrefillView
+from services.conductor.scheduling.views import Bools, Floats, Ints, PrefillView
 
 
 @dataclass(frozen=True)
@@ -24,28 +25,29 @@ class Candidate:
 @dataclass(slots=True)
 class Prices:
     """Every prefill instance priced for one request. ``price``: predicted seconds until its first token (inf: closed).
-    ``work``: seconds of prefill proper, with the prefix that it would have.
-    ``fetch``: length in blocks of the prefix it would have with the fetch that the price assumes, 0 without one.
-    ``source``: row of the fetch's source, -1 without one."""
+    ``work``: seconds of prefill proper, with the prefix that it would have. ``fetches``: whether the price assumes a
+    fetch (None: nowhere), ``sources``: the row of its source (for all or for each), ``lengths``: blocks by that row."""
 
     view: PrefillView
     price: Floats
     work: Floats
-    fetch: Ints
-    source: Ints
+    fetches: Bools | None = None
+    sources: Ints | int = -1
+    lengths: Sequence[int] = ()
 
-    @staticmethod
-    def unfetched(view: PrefillView, price: Floats, work: Floats) -> Prices:
-        """Nobody fetches."""
-        nothing = np.zeros(len(price), dtype=np.int64)
-        return Prices(view, price, work, nothing, nothing - 1)
+    def fetch(self, row: int) -> tuple[int, int]:
+        """(blocks of the prefix that it would have with its fetch, row of the source); (0, -1) without one."""
+        if self.fetches is None or not self.fetches[row]:
+            return 0, -1
+        source = self.sources if isinstance(self.sources, int) else int(self.sources[row])
+        return self.lengths[source], source
 
     def candidates(self, limit: int) -> list[Candidate]:
         """The cheapest, least first."""
         view = self.view
-        rows = np.argsort(self.price, kind="stable")[:limit]
+        rows = np.argsort(self.price, kind="stable")[:limit].tolist()
         return [
-            Candidate(view.ids[r], int(view.own[r]), int(self.fetch[r]), float(view.queue[r]), float(self.price[r]))
+            Candidate(view.ids[r], int(view.own[r]), self.fetch(r)[0], float(view.queue[r]), float(self.price[r]))
             for r in rows
             if np.isfinite(self.price[r])
         ]

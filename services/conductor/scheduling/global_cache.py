@@ -14,16 +14,12 @@ def cheaper_branch(ask: Ask, view: PrefillView, sources: SourceView, threshold: 
     """Per instance the cheaper of computing and fetching; fetching only beyond the threshold."""
     price, work = recompute(ask, view, sources, view.own, view.ready)
     if not len(sources.agents):
-        return Prices.unfetched(view, closed_out(view, price), work)
+        return Prices(view, closed_out(view, price), work)
     fetched, its_work, source = fetch(ask, view, sources, threshold)
     wins = fetched < price
-    np.copyto(price, fetched, where=wins)
+    np.minimum(price, fetched, out=price)
     np.copyto(work, its_work, where=wins)
-    if isinstance(source, int):
-        blocks, rows = wins * int(sources.blocks[source]), wins * (source + 1) - 1
-    else:
-        blocks, rows = np.where(wins, sources.blocks[source], 0), np.where(wins, source, -1)
-    return Prices(view, closed_out(view, price), work, blocks, rows)
+    return Prices(view, closed_out(view, price), work, wins, source, sources.blocks)
 
 
 class GlobalCache(LeastStep):
@@ -40,9 +36,9 @@ class GlobalCache(LeastStep):
         return cheaper_branch(ask, view, sources, self.options.threshold)
 
     def choose(self, ask: Ask, prices: Prices) -> int:
-        rows = near(prices.price, self.options)
+        rows, limit = near(prices.price, self.options)
         if len(rows) > 1:
             work = prices.work.take(rows)
-            slack = self.options.tie_ratio * float(prices.price[prices.price.argmin()]) + self.options.tie_seconds
+            slack = limit - float(prices.price[prices.price.argmin()])
             rows = rows[work <= work[work.argmin()] + slack]
         return first_by(rows, prices.view.queue, prices.view.turn)

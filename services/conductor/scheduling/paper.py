@@ -26,16 +26,13 @@ class Paper(LeastStep):
         transfer = (sources.backlog[source] + moved) / sources.rate[source] if source >= 0 else np.zeros(len(over))
         compute = view.seconds(ask.tokens, cached_tokens(ask, prefix))
         price = np.where(over, transfer, 0.0) + view.queue + compute
-        blocks, row = np.where(over, best, 0), np.where(over, source, -1)
-        return Prices(view, closed_out(view, price), compute, blocks, row)
+        return Prices(view, closed_out(view, price), compute, over, source, sources.blocks)
 
     def find_best_prefix_match(self, sources: SourceView) -> tuple[int, int]:
         """(blocks, source row) of the longest match at a prefill instance, (0, -1) when nobody has any."""
-        blocks = np.where(sources.prefill, sources.blocks, 0)
-        if not blocks.any():
-            return 0, -1
-        row = int(blocks.argmax())
-        return int(blocks[row]), row
+        blocks = [held if prefill else 0 for held, prefill in zip(sources.blocks, sources.prefill, strict=True)]
+        best = max(blocks, default=0)
+        return (best, blocks.index(best)) if best else (0, -1)
 
     def choose(self, ask: Ask, prices: Prices) -> int:
         return int(prices.price.argmin())

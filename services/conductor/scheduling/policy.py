@@ -42,10 +42,14 @@ class Policy(Protocol):
         """Row of the decode instance among those with ``room`` (at least one); ``steps`` are predicted TBTs."""
 
 
-def near(values: Floats, options: PolicyOptions) -> Ints:
-    """Rows equal to the least value, which is finite, within the options' tolerance."""
+FEW = 32
+"""Rows among which the first is found faster without numpy."""
+
+
+def near(values: Floats, options: PolicyOptions) -> tuple[Ints, float]:
+    """Rows equal to the least value, which is finite, within the options' tolerance; and the most that still is."""
     limit = float(values[values.argmin()]) * (1.0 + options.tie_ratio) + options.tie_seconds
-    return (values <= limit).nonzero()[0]
+    return (values <= limit).nonzero()[0], limit
 
 
 def closed_out(view: PrefillView, price: Floats) -> Floats:
@@ -57,6 +61,11 @@ def closed_out(view: PrefillView, price: Floats) -> Floats:
 
 def first_by(rows: Ints, *keys: Floats | Ints) -> int:
     """That of ``rows`` with the least keys, in order."""
+    if len(rows) <= FEW:
+        few: list[int] = rows.tolist()
+        if len(few) == 1:
+            return few[0]
+        return few[min(zip(*[key.take(rows).tolist() for key in keys], range(len(few)), strict=True))[-1]]
     for key in keys[:-1]:
         if len(rows) == 1:
             return int(rows[0])
@@ -75,4 +84,4 @@ class LeastStep:
     def choose_decode(self, view: DecodeView, steps: Floats, room: Bools) -> int:
         if np.count_nonzero(room) < len(room):
             steps = np.where(room, steps, np.inf)
-        return first_by(near(steps, self.options), view.assigned, view.turn)
+        return first_by(near(steps, self.options)[0], view.assigned, view.turn)

@@ -9,7 +9,7 @@ import numpy as np
 
 from services.conductor.scheduling.decision import Candidate
 from services.conductor.scheduling.matches import Gather, Matches
-from services.conductor.scheduling.views import Floats, Ints, PrefillView, without
+from services.conductor.scheduling.views import Floats, PrefillView, without
 from shared.latency import OnlineCorrection, PrefillModel
 from shared.messages import Load
 
@@ -55,6 +55,7 @@ class Prefills:
         self.seats: dict[str, PrefillSeat] = {}
         self._moving: dict[int, str] = {}  # bookings with a planned fetch
         self._turns = 0
+        self._fastest: tuple[float, float] | None = None
         self._rebuild()
 
     def put(self, id: str, agent: str, model: PrefillModel) -> None:
@@ -72,6 +73,7 @@ class Prefills:
         seat = self.seats.get(id)
         if seat:
             seat.correction = seat.correction.observed(seat.published.seconds(tokens, cached), seconds)
+            self._fastest = None
             self._refresh(seat)
 
     def remove(self, id: str) -> None:
@@ -120,7 +122,9 @@ class Prefills:
             self._refresh(seat)
 
     def queue(self, now: float) -> Floats:
-        waits: Floats = np.maximum(self._until - now, 0.0) + self._pending
+        waits: Floats = self._until - now
+        np.maximum(waits, self._never, out=waits)
+        waits += self._pending
         return waits
 
     @property
@@ -160,7 +164,7 @@ class Prefills:
         below: Mapping[str, tuple[int, float]] = NOTHING_BELOW,
     ) -> PrefillView:
         """``below``: agent -> blocks of its match that are on its SSD, and how fast that reads (bytes per second)."""
-        here = self._gather.blocks(Matches.of(matches))
+        here: Floats = self._gather.blocks(Matches.of(matches)).astype(np.float64)
         slow, disk = self._nothing, self._ones
         if below and (with_ssd := self._rows_of_agent.keys() & below.keys()):
             slow, disk = slow.copy(), disk.copy()
@@ -184,9 +188,16 @@ class Prefills:
             open=without(self._open, self._row, closed),
             turn=self._turn,
             on_disk=slow is not self._nothing,
+            moving=bool(self._moving),
+            fastest=self._slopes(),
         )
 
-    def _promised(self, now: float, here: Ints, promised: Mapping[str, tuple[int, float]]) -> tuple[Ints, Floats]:
+    def _slopes(self) -> tuple[float, float]:
+        if self._fastest is None:
+            self._fastest = (float(self._linear.min()), float(self._square.min())) if self.ids else (0.0, 0.0)
+        return self._fastest
+
+    def _promised(self, now: float, here: Floats, promised: Mapping[str, tuple[int, float]]) -> tuple[Floats, Floats]:
         """(own, ready) of a view: promises count where they are longer than what is there."""
         if not promised:
             return here, self._never
@@ -218,6 +229,7 @@ class Prefills:
         self._open = np.array([seat.open for seat in seats], dtype=np.bool_)
         self._nothing, self._ones = np.zeros(len(seats), dtype=np.int64), np.ones(len(seats))
         self._turn, self._never = np.zeros(len(seats), dtype=np.int64), np.zeros(len(seats))
+        self._fastest = None
         self._until = np.zeros(len(seats))
         self._pending, self._inbound_until = np.zeros(len(seats)), np.zeros(len(seats))
         for seat in seats:

@@ -10,9 +10,10 @@ Kind = tuple[int, int, float, float, float]
 """Of a source: blocks, those in DRAM, rate, rate of its SSD, backlog."""
 
 
-def cached_tokens(ask: Ask, blocks: Ints) -> Ints:
+def cached_tokens(ask: Ask, blocks: Floats) -> Floats:
     """Tokens that ``blocks`` spare; the last token of a prompt is always computed."""
-    return np.minimum(blocks * ask.block_size, ask.tokens - 1)
+    tokens: Floats = blocks * float(ask.block_size)
+    return tokens if ask.blocks * ask.block_size < ask.tokens else np.minimum(tokens, ask.tokens - 1)
 
 
 def promotion(ask: Ask, view: PrefillView) -> Floats:
@@ -24,8 +25,8 @@ def promotion(ask: Ask, view: PrefillView) -> Floats:
 def spared(ask: Ask, view: PrefillView, sources: SourceView) -> Floats:
     """The same, (source, instance), where the source sends from its DRAM what it has there of it and the disk reads the
     rest, without what the link has to do before; inf where the source has nothing of it."""
-    sent = np.minimum(sources.dram[:, None], view.here) - (view.here - view.below)
-    per_block = (ask.block_bytes / sources.rate)[:, None]
+    sent = np.minimum(np.array(sources.dram)[:, None], view.here) - (view.here - view.below)
+    per_block = (ask.block_bytes / np.array(sources.rate))[:, None]
     seconds = sent * per_block + (view.below - sent) * (float(ask.block_bytes) / view.disk)
     return np.where(sent > 0, seconds, np.inf)
 
@@ -35,17 +36,17 @@ def at_hand(ask: Ask, view: PrefillView, sources: SourceView) -> Floats:
     read = promotion(ask, view)
     if not len(sources.agents) or not view.on_disk:
         return read
-    behind = (sources.backlog / sources.rate)[:, None] + view.inbound
+    behind = (np.array(sources.backlog) / np.array(sources.rate))[:, None] + view.inbound
     quickest: Floats = np.minimum(read, (spared(ask, view, sources) + behind).min(axis=0))
     return quickest
 
 
 def recompute(
-    ask: Ask, view: PrefillView, sources: SourceView, blocks: Ints, ready: Floats | float = 0.0
+    ask: Ask, view: PrefillView, sources: SourceView, blocks: Floats, ready: Floats | float = 0.0
 ) -> tuple[Floats, Floats]:
     """(price, its part that is computing): queue, then a prefill that starts from ``blocks`` blocks at hand, which are
     there after ``ready`` seconds, those on the SSD when they are in DRAM."""
-    start: Floats = np.maximum(view.queue, ready)
+    start: Floats = view.queue if view.own is view.here else np.maximum(view.queue, ready)
     if view.on_disk:
         start = np.maximum(start, at_hand(ask, view, sources))
     work = view.seconds(ask.tokens, cached_tokens(ask, blocks))
@@ -55,31 +56,34 @@ def recompute(
 def transfers(ask: Ask, view: PrefillView, sources: SourceView, source: int) -> Floats:
     """Seconds from now until the missing prefix is there, where that is not all there: behind what the source sends
     already and what is planned towards the instance; what is on the source's SSD is read there before it is sent."""
-    blocks, dram, block_bytes = int(sources.blocks[source]), int(sources.dram[source]), float(ask.block_bytes)
-    rate = float(sources.rate[source])
-    seconds: Floats = np.multiply(blocks - view.here, block_bytes / rate)
-    seconds += view.inbound
-    seconds += float(sources.backlog[source]) / rate
+    blocks, dram, rate = sources.blocks[source], sources.dram[source], sources.rate[source]
+    seconds: Floats = blocks - view.here
+    seconds *= ask.block_bytes / rate
+    if view.moving:
+        seconds += view.inbound
+    if sources.backlog[source]:
+        seconds += sources.backlog[source] / rate
     if dram < blocks:
-        seconds += (blocks - np.maximum(dram, view.here)) * (block_bytes / float(sources.disk[source]))
+        seconds += (blocks - np.maximum(dram, view.here)) * (ask.block_bytes / sources.disk[source])
     return seconds
 
 
 def transfer(ask: Ask, view: PrefillView, sources: SourceView, source: int, row: int) -> float:
     """The same for one instance."""
-    blocks, here, block_bytes = int(sources.blocks[source]), int(view.here[row]), float(ask.block_bytes)
-    seconds = (blocks - here) * (block_bytes / float(sources.rate[source]))
-    seconds += float(sources.backlog[source]) / float(sources.rate[source]) + float(view.inbound[row])
-    return seconds + (blocks - max(int(sources.dram[source]), here)) * (block_bytes / float(sources.disk[source]))
+    blocks, here, rate = sources.blocks[source], int(view.here[row]), sources.rate[source]
+    seconds = (blocks - here) * (ask.block_bytes / rate) + sources.backlog[source] / rate + float(view.inbound[row])
+    return seconds + (blocks - max(sources.dram[source], here)) * (ask.block_bytes / sources.disk[source])
 
 
 def worth_pricing(ask: Ask, view: PrefillView, sources: SourceView) -> list[int]:
     """Sources that may be the cheapest for somebody: those than which none before is better everywhere."""
     if len(sources.agents) == 1:
         return [0]
-    linear, square = max(float(view.linear.min()), 0.0), max(float(view.square.min()), 0.0)
-    columns = (sources.blocks, sources.dram, sources.rate, sources.disk, sources.backlog)
-    kinds: list[Kind] = list(zip(*[column.tolist() for column in columns], strict=True))
+    linear, square = view.slopes()
+    linear, square = max(linear, 0.0), max(square, 0.0)
+    kinds: list[Kind] = list(
+        zip(sources.blocks, sources.dram, sources.rate, sources.disk, sources.backlog, strict=True)
+    )
     rows = [0]
     for row in range(1, len(kinds)):
         for other in rows:
@@ -108,10 +112,10 @@ def _no_worse(ask: Ask, one: Kind, other: Kind, linear: float, square: float, on
 
 
 def fetch(ask: Ask, view: PrefillView, sources: SourceView, threshold: float) -> tuple[Floats, Floats, Ints | int]:
-    """(price, its part that is computing, source row) of the cheapest fetch for each instance; inf where none is
-    allowed. A fetch overlaps queueing, and is worth it only where it is ``threshold`` times longer than the own match.
-    Needs a source."""
-    least = view.own if threshold == 1.0 else np.maximum(threshold * view.own, view.here)
+    """(price, its part that is computing, source row) of the cheapest fetch for each instance; where none is allowed
+    inf, or no less than to compute. A fetch overlaps queueing, and is worth it only where it is ``threshold`` times
+    longer than the own match. Needs a source."""
+    least = None if forbids_itself(view, threshold) else np.maximum(threshold * view.own, view.here)
     instead = spared(ask, view, sources) if view.on_disk else None
     first, *others = worth_pricing(ask, view, sources)
     price, work = _fetch_from(ask, view, sources, first, least, instead)
@@ -128,14 +132,21 @@ def fetch(ask: Ask, view: PrefillView, sources: SourceView, threshold: float) ->
 
 
 def _fetch_from(
-    ask: Ask, view: PrefillView, sources: SourceView, source: int, least: Floats | Ints, instead: Floats | None
+    ask: Ask, view: PrefillView, sources: SourceView, source: int, least: Floats | None, instead: Floats | None
 ) -> tuple[Floats, Floats]:
-    blocks = int(sources.blocks[source])
+    blocks = sources.blocks[source]
     work = view.seconds(ask.tokens, min(blocks * ask.block_size, ask.tokens - 1))
     ready = transfers(ask, view, sources, source)
     if instead is not None:
         ready = np.minimum(np.maximum(promotion(ask, view), ready), ready + instead[source])
     price = np.maximum(view.queue, ready)
     price += work
-    price[least >= blocks] = np.inf
+    if least is not None:
+        price[least >= blocks] = np.inf
     return price, work
+
+
+def forbids_itself(view: PrefillView, threshold: float) -> bool:
+    """To fetch what is no longer than the own match never costs less than to compute: all of that is there at once, and
+    a shorter prefix takes no instance less time."""
+    return threshold == 1.0 and view.own is view.here and not view.on_disk and min(view.slopes()) >= 0.0

@@ -61,6 +61,8 @@ class Scheduler:
 
 def with_room(ask: Ask, view: DecodeView, objectives: Objectives | None) -> Bools | Rejection:
     """Which decode instances may be chosen, or why none. What exceeds an empty instance's promise gets all of it."""
+    if view.room[view.room.argmin()] >= ask.total_blocks and view.total[view.total.argmin()] >= ask.least_blocks:
+        return view.open  # everybody has room
     fits = view.total >= ask.least_blocks
     fits &= view.open
     room: Bools = view.room >= np.minimum(view.most, ask.total_blocks)
@@ -77,11 +79,11 @@ def in_time(joined: Joined, room: Bools, objectives: Objectives | None) -> Bools
     promised that decode there already."""
     if not objectives and joined.promised is None:
         return room
-    allowed = room.copy()
+    allowed = room
     if objectives:
-        allowed &= joined.step <= objectives.tbt
+        allowed = allowed & (joined.step <= objectives.tbt)
     if joined.promised is not None:
-        allowed &= joined.pace <= joined.promised
+        allowed = allowed & (joined.pace <= joined.promised)
     return allowed
 
 
@@ -131,7 +133,7 @@ def leaving(view: DecodeView, objectives: Objectives | None) -> Shortage:
 def decision(
     ask: Ask, view: View, prices: Prices, p: int, decode: str, tbt: float, objectives: Objectives | None
 ) -> Decision:
-    prefill, row, fetch = view.prefill, int(prices.source[p]), int(prices.fetch[p])
+    prefill, (fetch, row) = view.prefill, prices.fetch(p)
     prefix = fetch if row >= 0 else int(prefill.own[p])
     return Decision(
         prefill=prefill.ids[p],
@@ -153,4 +155,4 @@ def sources_of(sources: SourceView, first: int) -> tuple[tuple[str, int], ...]:
     """The planned source, then others to fall back on; all of them when no fetch is planned (decode may want them)."""
     rows = [first] if first >= 0 else []
     rows += [row for row in range(len(sources.agents)) if row != first]
-    return tuple((sources.agents[row], int(sources.blocks[row])) for row in rows[:MAX_SOURCES])
+    return tuple([(sources.agents[row], sources.blocks[row]) for row in rows[:MAX_SOURCES]])

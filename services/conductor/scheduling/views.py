@@ -47,11 +47,13 @@ class Ask:
 
 @dataclass(slots=True)
 class PrefillView:
-    """Prefill instances. ``here``: blocks of this prompt committed in the instance's pool; ``own`` (>= here): those
-    that will be there when earlier requests of its queue are done, after ``ready`` seconds. ``below``: blocks of
-    ``here`` that are on its node's SSD, read at ``disk`` bytes per second. ``queue``: seconds until a new prompt would
-    start. ``inbound``: seconds of transfers already planned towards it. ``open``: may be chosen. ``turn``: when it was
-    last chosen (a counter). ``on_disk``: there may be any ``below``."""
+    """Prefill instances. ``here``: blocks of this prompt committed in the instance's pool (whole numbers, as floats
+    they mix with times faster); ``own`` (>= here): those that will be there when earlier requests of its queue are done,
+    after ``ready`` seconds; ``here`` itself where nothing is promised. ``below``: blocks of ``here`` that are on its
+    node's SSD, read at ``disk`` bytes per second. ``queue``: seconds until a new prompt would start. ``inbound``: seconds of
+    transfers already planned towards it. ``open``: may be chosen. ``turn``: when it was last chosen (a counter).
+    ``on_disk``: there may be any ``below``; ``moving``: there may be any ``inbound``. ``fastest``: the least ``linear``
+    and ``square`` (None: nobody has looked)."""
 
     ids: Sequence[str]
     agents: Sequence[str]
@@ -59,8 +61,8 @@ class PrefillView:
     base: Floats
     linear: Floats
     square: Floats
-    here: Ints
-    own: Ints
+    here: Floats
+    own: Floats
     ready: Floats
     below: Ints
     disk: Floats
@@ -68,8 +70,14 @@ class PrefillView:
     open: Bools
     turn: Ints
     on_disk: bool = True
+    moving: bool = True
+    fastest: tuple[float, float] | None = None
 
-    def seconds(self, tokens: int, cached: Ints | int) -> Floats:
+    def slopes(self) -> tuple[float, float]:
+        """The least ``linear`` and ``square`` of all."""
+        return self.fastest or (float(self.linear.min()), float(self.square.min()))
+
+    def seconds(self, tokens: int, cached: Floats | int) -> Floats:
         """Time to prefill ``tokens`` of which ``cached`` (broadcast against the rows) are there."""
         seconds: Floats = self.square * (tokens + cached)
         seconds += self.linear
@@ -80,23 +88,21 @@ class PrefillView:
 
 @dataclass(slots=True)
 class SourceView:
-    """Agents that hold a prefix of this prompt, best first. ``blocks``: how long it is there, ``dram`` of
-    them before the first that is on its SSD, read at ``disk`` bytes per second. ``rate``: bytes per second of its link;
-    ``backlog``: bytes queued on it. ``prefill``: it serves a prefill instance."""
+    """Agents that hold a prefix of this prompt, best first: few, so plain lists. ``blocks``: how long it is there,
+    ``dram`` of them before the first that is on its SSD, read at ``disk`` bytes per second. ``rate``: bytes per second
+    of its link; ``backlog``: bytes queued on it. ``prefill``: it serves a prefill instance."""
 
     agents: Sequence[str]
-    blocks: Ints
-    dram: Ints
-    disk: Floats
-    rate: Floats
-    backlog: Floats
-    prefill: Bools
+    blocks: Sequence[int]
+    dram: Sequence[int]
+    disk: Sequence[float]
+    rate: Sequence[float]
+    backlog: Sequence[float]
+    prefill: Sequence[bool]
 
     @staticmethod
     def none() -> SourceView:
-        empty = np.empty(0)
-        none = empty.astype(np.int64)
-        return SourceView((), none, none, empty, empty, empty, empty.astype(np.bool_))
+        return SourceView((), (), (), (), (), (), ())
 
 
 @dataclass(slots=True)
@@ -154,17 +160,22 @@ class DecodeView:
             attended = attended + np.bincount(rows, weights=self.live_tokens[there], minlength=size)
             promised = np.full(size, np.inf)
             np.minimum.at(promised, rows, self.live_promised[there])
-        pace = self.base + self.per_sequence * batch + self.per_token * attended
-        return Joined(batch, pace, pace + self._waits(batch, output), promised)
+        pace: Floats = self.per_sequence * batch
+        pace += self.base
+        attended *= self.per_token
+        pace += attended
+        return Joined(batch, pace, self._waiting(pace, batch, output), promised)
 
-    def _waits(self, batch: Floats, output: float) -> Floats | float:
+    def _waiting(self, pace: Floats, batch: Floats, output: float) -> Floats:
         """Who finds the batch full waits until enough have left, once. The time between tokens that counts is the mean
-        of the worst tenth, so that wait counts by as many parts."""
+        of the worst tenth, so that wait counts by as many parts. Where nobody waits, ``pace`` itself."""
+        if not len(self.live_row):
+            return pace
         over: Floats = np.maximum(batch - self.limit, 0.0)
-        if not np.count_nonzero(over) or not len(self.live_row):
-            return 0.0
+        if not np.count_nonzero(over):
+            return pace
         lifetime = float((self.live_leaves - self.live_joins).mean())
-        return over * lifetime / self.limit / max(1.0, output * WORST)
+        return pace + over * lifetime / self.limit / max(1.0, output * WORST)
 
     def steps(self, at: float, tokens: float) -> Floats:
         """Predicted seconds of a decode step, as :meth:`joined` has it."""
