@@ -65,7 +65,8 @@ def first_by(rows: Ints, *keys: Floats | Ints) -> int:
         few: list[int] = rows.tolist()
         if len(few) == 1:
             return few[0]
-        return few[min(zip(*[key.take(rows).tolist() for key in keys], range(len(few)), strict=True))[-1]]
+        least: int = min(zip(*[key.take(rows).tolist() for key in keys], few, strict=True))[-1]
+        return least
     for key in keys[:-1]:
         if len(rows) == 1:
             return int(rows[0])

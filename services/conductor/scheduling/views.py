@@ -48,12 +48,12 @@ class Ask:
 @dataclass(slots=True)
 class PrefillView:
     """Prefill instances. ``here``: blocks of this prompt committed in the instance's pool (whole numbers, as floats
-    they mix with times faster); ``own`` (>= here): those that will be there when earlier requests of its queue are done,
-    after ``ready`` seconds; ``here`` itself where nothing is promised. ``below``: blocks of ``here`` that are on its
-    node's SSD, read at ``disk`` bytes per second. ``queue``: seconds until a new prompt would start. ``inbound``: seconds of
-    transfers already planned towards it. ``open``: may be chosen. ``turn``: when it was last chosen (a counter).
-    ``on_disk``: there may be any ``below``; ``moving``: there may be any ``inbound``. ``fastest``: the least ``linear``
-    and ``square`` (None: nobody has looked)."""
+    they mix with times faster); ``own`` (>= here): those that will be there when earlier requests of its queue are
+    done, after ``ready`` seconds; ``here`` itself where nothing is promised. ``below``: blocks of ``here`` that are on
+    its node's SSD, read at ``disk`` bytes per second. ``queue``: seconds until a new prompt would start. ``inbound``:
+    seconds of transfers already planned towards it. ``open``: may be chosen. ``turn``: when it was last chosen (a
+    counter). ``on_disk``: there may be any ``below``; ``moving``: there may be any ``inbound``. ``fastest``: the least
+    ``linear`` and ``square`` (None: nobody has looked)."""
 
     ids: Sequence[str]
     agents: Sequence[str]
