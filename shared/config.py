@@ -61,6 +61,12 @@ class CommonSettings(msgspec.Struct, frozen=True, kw_only=True):
     redis: Annotated[str, Meta(description="URL of the Redis (or Valkey) server.", min_length=1)] = (
         "redis://127.0.0.1:6379/0"
     )
+    registration_timeout_s: Annotated[
+        float,
+        Meta(
+            description="Seconds for the first registration in Redis, which may start later than this process.", ge=0.1
+        ),
+    ] = 60.0
     log_level: Annotated[LogLevel, Meta(description="Least severe log line that is written.")] = "info"
     log_format: Annotated[LogFormat, Meta(description="`auto`: coloured text on a terminal, else JSON.")] = "auto"
     trace_requests: Annotated[

@@ -26,11 +26,15 @@ INTERVAL = 1.0
 PATIENCE = 60.0
 """Seconds for the first registration: on a busy machine Redis may start later than who registers."""
 
+WARN_EVERY = 5.0
+"""Seconds between two warnings while nothing is registered yet."""
+
 
 class Heartbeat:
     """Registers at once, then every ``interval`` seconds; deregisters when stopped.
 
-    ``produce() -> Record`` must be quick and safe to call from another thread; ``beat`` is filled in here. While
+    ``produce() -> Record`` must be quick and safe to call from another thread; ``beat`` is filled in here.
+    ``patience``: seconds for the first registration; warnings say meanwhile what hinders it. While
     Redis is gone it keeps trying, and registers anew after a flush, by itself. It ends by itself, with ``error`` set
     and ``on_refused`` called (in the thread), when it may not go on: a later incarnation took the id
     (StaleIncarnation), or the mesh agreed on another namespace (NamespaceMismatch).
@@ -44,11 +48,14 @@ class Heartbeat:
         *,
         interval: float = INTERVAL,
         ttl: float = TTL,
+        patience: float = PATIENCE,
         on_refused: Callable[[Refused], None] | None = None,
     ) -> None:
         self._link = BlockingRedisLink(metadata_url, timeout=max(interval, 0.2))
         self._produce = produce
         self._interval = interval
+        self._patience = patience
+        self._warn_at = 0.0
         self._on_refused = on_refused
         self._registration = Registration(mesh, ttl)
         self._first: Future[None] = Future()
@@ -74,12 +81,12 @@ class Heartbeat:
         """Start the thread and return; :meth:`wait` says how the first registration went."""
         self._thread.start()
 
-    async def wait(self, timeout: float = PATIENCE) -> None:
-        """Until registered. Raises NamespaceMismatch, StaleIncarnation, or Unavailable after ``timeout`` seconds."""
+    async def wait(self) -> None:
+        """Until registered. Raises NamespaceMismatch, StaleIncarnation, or Unavailable after ``patience`` seconds."""
         try:
-            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._first)), timeout)
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._first)), self._patience)
         except TimeoutError as e:
-            raise Unavailable(f"not registered within {timeout:g} s: {self._why}") from e
+            raise Unavailable(f"not registered within {self._patience:g} s: {self._why}") from e
 
     def stop(self, timeout: float = 3.0) -> None:
         """Deregister (when Redis answers) and end the thread. Idempotent; blocks at most ``timeout`` seconds."""
@@ -120,7 +127,7 @@ class Heartbeat:
             self._refused(e)
         except Unavailable as e:
             self._why = f"Redis does not answer ({e.message})"
-            log.debug("heartbeat: %s", e)
+            self._unheard()
         except Exception as e:
             self._why = f"the record could not be made ({e!r})"
             log.exception("the heartbeat's record could not be made")
@@ -129,6 +136,12 @@ class Heartbeat:
             self._heard = time.monotonic()
             if not self._first.done():
                 self._first.set_result(None)
+
+    def _unheard(self) -> None:
+        """Whoever waits for this process to come up is told why it does not."""
+        if not self._heard and time.monotonic() >= self._warn_at:
+            self._warn_at = time.monotonic() + WARN_EVERY
+            log.warning("not registered yet: %s", self._why)
 
     def _refused(self, error: Refused) -> None:
         log.error("registration refused: %s", error)

@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, cast
@@ -256,9 +256,13 @@ class HeldGauge:
     def set(self, amount: float) -> None:
         self._held.put(self._key, amount)
 
+    def follow(self, amount: Callable[[], float]) -> None:
+        """Ask for the amount whenever it is read, from any thread: for what also ends unseen by its counter."""
+        self._held.followed[self._key] = amount
+
     @property
     def value(self) -> float:
-        return self._held.amounts.get(self._key, 0.0)
+        return self._held.now().get(self._key, 0.0)
 
 
 class HeldResources(Collector):
@@ -266,6 +270,7 @@ class HeldResources(Collector):
 
     def __init__(self) -> None:
         self.amounts: dict[tuple[tuple[str, str], ...], float] = {}
+        self.followed: dict[tuple[tuple[str, str], ...], Callable[[], float]] = {}
         self._lock = threading.Lock()
 
     def add(self, key: tuple[tuple[str, str], ...], amount: float) -> None:
@@ -276,9 +281,12 @@ class HeldResources(Collector):
         with self._lock:
             self.amounts[key] = float(amount)
 
+    def now(self) -> dict[tuple[tuple[str, str], ...], float]:
+        return self.amounts | {key: float(amount()) for key, amount in list(self.followed.items())}
+
     def collect(self) -> Iterable[GaugeMetricFamily]:
         family = GaugeMetricFamily(PREFIX + "held", "Resources held now, by kind.")
-        for key, amount in list(self.amounts.items()):
+        for key, amount in self.now().items():
             family.add_sample(PREFIX + "held", dict(key), amount)
         yield family
 
@@ -310,7 +318,7 @@ def held(kind: str, amount: float = 1, **labels: str) -> Iterator[None]:
 def held_now() -> dict[str, float]:
     """Kind -> amount held by this process, over all labels."""
     totals: dict[str, float] = {}
-    for key, amount in list(HELD.amounts.items()):
+    for key, amount in HELD.now().items():
         totals[dict(key)["kind"]] = totals.get(dict(key)["kind"], 0.0) + amount
     return totals
 

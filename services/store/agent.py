@@ -263,7 +263,7 @@ async def run_agent(
 async def _registered(settings: StoreSettings, ref: Ref, metrics: str) -> AsyncIterator[Agent]:
     from services.store.registration import Registration  # Redis is not needed by an agent that stands alone
 
-    registration = Registration(settings.redis, settings.mesh, ref)
+    registration = Registration(settings.redis, settings.mesh, ref, settings.registration_timeout_s)
     agent = Agent(settings, ref, registration, metrics)
     async with agent, registration.entered(agent.record, agent.refused.set_result):
         yield agent

@@ -28,12 +28,13 @@ LOOKUP_TIMEOUT = 1.0
 
 
 class Registration:
-    """Knows the other agents; publishes what is committed and evicted."""
+    """Knows the other agents; publishes what is committed and evicted. ``patience``: seconds for the first beat."""
 
-    def __init__(self, redis: str, mesh: str, me: Ref) -> None:
+    def __init__(self, redis: str, mesh: str, me: Ref, patience: float) -> None:
         self._me = me
         self._redis = redis
         self._mesh = mesh
+        self._patience = patience
         self._metadata = Metadata(redis, mesh)
         self._publisher = IndexPublisher(redis, mesh, code(me.incarnation))
         self._agents: dict[str, AgentRecord] = {}
@@ -49,7 +50,7 @@ class Registration:
         def refused(error: Refused) -> None:
             loop.call_soon_threadsafe(on_refused, error)
 
-        heartbeat = Heartbeat(self._redis, self._mesh, record, on_refused=refused)
+        heartbeat = Heartbeat(self._redis, self._mesh, record, patience=self._patience, on_refused=refused)
         async with self._metadata, self._publisher, heartbeat:
             watching = asyncio.create_task(self._watch())
             try:

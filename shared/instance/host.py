@@ -100,7 +100,12 @@ class Host:
             await bus.serve(self._ref.id, service.handle)
             record = self._record(service, engine, models, metrics.address(settings.redis))
             heart = Heartbeat(
-                settings.redis, settings.mesh, record, interval=settings.heartbeat_s, on_refused=self._on_refused
+                settings.redis,
+                settings.mesh,
+                record,
+                interval=settings.heartbeat_s,
+                patience=settings.registration_timeout_s,
+                on_refused=self._on_refused,
             )
             await self._live(service, heart, engine)
 

@@ -14,6 +14,7 @@ from shared.errors import MooncakeError
 from shared.memory_bus import Faults
 from shared.messages import Load, Ref
 from shared.records import ConductorRecord
+from shared.telemetry import held_now
 from shared.virtual_loop import run as run_virtually
 from tests.dispatch.fakes import FakeDecode
 from tests.dispatch.world import NO_FAULTS, World
@@ -133,6 +134,21 @@ def test_one_new_prompt_at_both_is_computed_at_one_instance() -> None:
         placed = [run.effort for d in (world.dispatcher, world.second) for run in d.mesh.runs.values()]
         assert len({effort.placement.prefill.id for effort in placed if effort}) == 1 and len(placed) == 2
         assert list(await asyncio.gather(first, second)) == ["completed", "completed"]
+
+    play(scenario)
+
+
+def test_what_others_placed_is_held_until_they_say_it_is_over() -> None:
+    """The gauge is read, not set: nothing of this conductor ends when another one's promise does."""
+
+    async def scenario(world: Worlds) -> None:
+        world.prefill_seconds = 1.0
+        task = asyncio.ensure_future(ask(world.dispatcher, world.generation(), None))
+        await asyncio.sleep(0.1)
+        assert held_now()["reservations"] == 1
+        assert await task == "completed"
+        await asyncio.sleep(2.0)
+        assert held_now()["reservations"] == 0
 
     play(scenario)
 

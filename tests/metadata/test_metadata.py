@@ -332,10 +332,10 @@ async def test_no_redis_is_unavailable_quickly_and_a_bad_address_a_config_error(
         await Metadata.connect("redis://127.0.0.1:1/0", "m", timeout=0.1)
     with pytest.raises(ConfigError):
         await Metadata.connect("http://x", "m")
-    heart = Heartbeat("redis://127.0.0.1:1/0", "m", lambda: agent("a"), interval=0.05)
+    heart = Heartbeat("redis://127.0.0.1:1/0", "m", lambda: agent("a"), interval=0.05, patience=0.1)
     heart.start()
     with pytest.raises(Unavailable):
-        await heart.wait(0.1)
+        await heart.wait()
     heart.stop()
 
 

@@ -193,9 +193,10 @@ async def test_a_stopped_writer_agent_is_cut_off_and_its_late_bytes_go_nowhere(
 
 
 async def test_an_agent_without_redis_says_so_and_ends(mesh: str) -> None:
-    agent = AgentProcess("redis://127.0.0.1:1/0", mesh)
+    agent = AgentProcess("redis://127.0.0.1:1/0", mesh, "--registration-timeout-s", "1.5")
     await agent.start()
     assert agent.process.stderr is not None
-    _, err = await asyncio.wait_for(agent.process.communicate(), 40)
+    _, err = await asyncio.wait_for(agent.process.communicate(), 100)
     assert agent.process.returncode == 1
+    assert "not registered yet: Redis does not answer" in err.decode()
     assert "Redis does not answer (Redis: ConnectionError" in err.decode() and "Traceback" not in err.decode()

@@ -80,8 +80,8 @@ class MeshDispatcher:
         self._metadata_up = True
         self.conductors: list[ConductorRecord] = []
         self._held = held_gauge("attempts")
-        self._listed = held_gauge("listed_attempts")
-        self._booked = held_gauge("reservations")
+        held_gauge("listed_attempts").follow(lambda: len(self.mesh.lists))
+        held_gauge("reservations").follow(lambda: len(ledger.open_bookings))
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -175,13 +175,8 @@ class MeshDispatcher:
         metrics.REQUESTS.labels(outcome).inc()
         self.mesh.counts.failed += outcome == "failed"
         self.mesh.counts.cancelled += outcome == "cancelled"
-        self._update_gauges()
         if not self.mesh.runs:
             self._idle.set()
-
-    def _update_gauges(self) -> None:
-        self._listed.set(len(self.mesh.lists))
-        self._booked.set(len(self.mesh.ledger.open_bookings))
 
     def cluster(self) -> dict[str, Any]:
         return picture.cluster(self.mesh, self.agents, self.conductors, self.keeper.summary(), self.readiness())
