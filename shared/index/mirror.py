@@ -358,11 +358,11 @@ class Mirror:
         shard = self._shards[number]
         shard.scan = Scan(tip, dict(taken))
 
-    def page(self, number: int, flat: Sequence[bytes]) -> None:
-        """Some of the shard's hash: key, places, key, places ..."""
+    def page(self, number: int, page: Mapping[bytes, bytes]) -> None:
+        """Some of the shard's hash: key -> places."""
         scan = self._shards[number].scan
         if scan is not None:
-            scan.add(flat)
+            scan.add(page)
 
     def finish(self, number: int, tip: int, now: float) -> Iterator[None]:
         """The scan is complete, ``tip`` is the last id now. Work in slices: go on until it ends; other shards may be

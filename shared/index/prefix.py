@@ -7,8 +7,8 @@ forks are walked up to make one. Keys whose parent is not known are loose until 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import compress
+from collections.abc import Iterator
+from itertools import compress, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -126,19 +126,20 @@ class PrefixIndex:
             chain = chain[n * KEY :]
         return effect
 
-    def store_loose(self, column: int, keys: Iterable[bytes], tier: int) -> None:
-        """The same for many keys in no order, without saying which changed something."""
-        dicts, alone, new = self.places.dicts, self.places.share(~(1 << column)), 0
-        some, places = list(keys), self.places
-        placed = (places.find_all(b"".join(some)) >= 0).tolist() if places.placed else [False] * len(some)
-        for key, elsewhere in zip(some, placed, strict=True):
-            here = dicts[key[0]]
-            if tier or elsewhere or key in here:
+    def store_loose(self, column: int, keys: bytes, tier: int) -> None:
+        """The same for many keys of one first byte, each once and in no order, without saying which changed
+        something."""
+        places, some = self.places, keys_of(keys)
+        here, alone = places.dicts[keys[0]], places.share(~(1 << column))
+        placed = places.find_all(keys) >= 0 if places.placed else None
+        if tier or not here.keys().isdisjoint(some) or (placed is not None and np.count_nonzero(placed)):
+            elsewhere = repeat(False) if placed is None else placed.tolist()
+            known = [key for key, there in zip(some, elsewhere, strict=False) if tier or there or key in here]
+            some = tuple(dict.fromkeys(some).keys() - known)
+            for key in known:
                 self.store(column, key, None, tier)
-            else:
-                here[key] = alone
-                new += 1
-        self.places.loose += new
+        here.update(dict.fromkeys(some, alone))
+        places.loose += len(some)
 
     def connect(self, chain: bytes, parent: bytes | None) -> None:
         """The keys of ``chain`` follow each other after ``parent``: give those that are loose their places."""

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+from shared.blocks import KEY
+from shared.index.bins import Bins, apart
 from shared.index.digest import State, rotated, xor_keys
 from shared.index.prefix import PrefixIndex
+from shared.index.runs import keys_of
 
 PLACE = 9  # bytes: code, tier
-SLICE = 400  # keys between two yields
+SLICE = 1000  # keys between two yields
 
 _NOTHING = State()
-
-Keys = tuple[set[bytes], set[bytes]]
-"""In DRAM, elsewhere."""
-
-Found = dict[int, Keys]
-"""By first byte: a set of all keys would stall for long whenever it grows."""
 
 
 class Scan:
@@ -27,38 +23,42 @@ class Scan:
         self.tip = tip
         self.states: dict[bytes, State] = {}
         self._taken = taken
-        self._found: dict[bytes, Found] = {}
+        self._bins: dict[bytes, tuple[Bins, Bins]] = {}  # in DRAM, elsewhere
+        self._found: dict[bytes, dict[int, tuple[bytes, bytes]]] = {}  # the same by first byte, each key once
 
-    def add(self, flat: Sequence[bytes]) -> None:
-        """Pages of HSCAN: keys may come twice, and those that change meanwhile in either state."""
-        pages: dict[bytes, list[bytes]] = {}  # many keys have the same places
-        for key, places in zip(flat[::2], flat[1::2], strict=True):
-            pages.setdefault(places, []).append(key)
-        for places, keys in pages.items():
+    def add(self, page: Mapping[bytes, bytes]) -> None:
+        """A page of HSCAN, key -> places. Keys may come twice, and those that change meanwhile in either state."""
+        groups: dict[bytes, list[bytes]] = {}  # many keys have the same places
+        if len(set(page.values())) == 1:
+            groups[next(iter(page.values()))] = list(page)
+        else:
+            for key, places in page.items():
+                groups.setdefault(places, []).append(key)
+        for places, keys in groups.items():
+            together = b"".join(keys)
             for at in range(0, len(places) - PLACE + 1, PLACE):
-                found = self._found.setdefault(places[at : at + PLACE - 1], {})
-                self._note(found, keys, places[at + PLACE - 1] != 0)
-
-    @staticmethod
-    def _note(found: Found, keys: Sequence[bytes], slow: bool) -> None:
-        for key in keys:
-            pair = found.get(key[0])
-            if pair is None:
-                pair = found[key[0]] = (set(), set())
-            pair[slow].add(key)
+                tiers = self._bins.setdefault(places[at : at + PLACE - 1], (Bins(), Bins()))
+                tiers[places[at + PLACE - 1] != 0].add(together)
 
     def count(self) -> Iterator[None]:
         """Fill ``states``: what was found, with the sequences that belong to it."""
-        for code in self._taken.keys() | self._found.keys():
+        for code in self._taken.keys() | self._bins.keys():
             size = xor = 0
-            for fast, slow in self._found.get(code, {}).values():
-                fast -= slow  # seen at both tiers: the stream will tell
-                size += len(fast) + len(slow)
-                for tier, keys in enumerate((fast, slow)):
-                    for some in _slices(keys):
-                        xor ^= rotated(xor_keys(b"".join(some)), tier)
-                        yield
+            for byte, (fast, slow) in self._settled(code):
+                self._found.setdefault(code, {})[byte] = fast, slow
+                size += (len(fast) + len(slow)) // KEY
+                xor ^= xor_keys(fast) ^ rotated(xor_keys(slow), 1)
+                yield
             self.states[code] = State(self._taken.get(code, _NOTHING).seq, size, xor)
+
+    def _settled(self, code: bytes) -> Iterator[tuple[int, tuple[bytes, bytes]]]:
+        """By first byte the keys in DRAM and elsewhere. Seen at both tiers: elsewhere, the stream will tell."""
+        tiers = self._bins.pop(code, (Bins(), Bins()))
+        for bins in tiers:
+            bins.settle()
+        fast, slow = (bins.by_byte for bins in tiers)
+        for byte in fast.keys() | slow.keys():
+            yield byte, apart(bytes(fast.pop(byte, b"")), bytes(slow.pop(byte, b"")))
 
     def merge(
         self,
@@ -77,7 +77,7 @@ class Scan:
         surplus = [code for code in differing if states.get(code, _NOTHING).size]
         bytes_here = frozenset(first_bytes)
         for code in surplus:
-            yield from self._remove(prefix, column(code), self._found.get(code, {}), bytes_here)
+            yield from self._remove(prefix, column(code), code, bytes_here)
         for byte in bytes_here:
             for code in differing:
                 for tier, keys in enumerate(self._found.get(code, {}).pop(byte, ())):
@@ -85,17 +85,18 @@ class Scan:
                         prefix.store_loose(column(code), some, tier)
                         yield
 
-    def _remove(self, prefix: PrefixIndex, column: int, found: Found, first_bytes: Collection[int]) -> Iterator[None]:
+    def _remove(self, prefix: PrefixIndex, column: int, code: bytes, first_bytes: Collection[int]) -> Iterator[None]:
         """What the column holds of this shard and should not."""
+        found: dict[int, set[bytes]] = {}
+        for byte, (fast, slow) in self._found.get(code, {}).items():
+            found[byte] = set(keys_of(fast + slow))
+            yield
         for keys in prefix.inventory(column):
-            for some in _slices(keys):
-                mine = (key for key in some if key[0] in first_bytes)
-                gone = [key for key in mine if not any(key in tier for tier in found.get(key[0], ()))]
-                prefix.remove(column, b"".join(gone))
+            for at in range(0, len(keys), SLICE):
+                mine = (key for key in keys[at : at + SLICE] if key[0] in first_bytes)
+                prefix.remove(column, b"".join(key for key in mine if key not in found.get(key[0], ())))
                 yield
 
 
-def _slices(keys: Iterable[bytes]) -> Iterator[list[bytes]]:
-    rest = iter(keys)
-    while some := list(islice(rest, SLICE)):
-        yield some
+def _slices(keys: bytes) -> Iterator[bytes]:
+    return (keys[at : at + SLICE * KEY] for at in range(0, len(keys), SLICE * KEY))

@@ -233,7 +233,7 @@ class Protocol(RuleBasedStateMachine):
     def end_scan(self, which: int, shard: int) -> None:
         mirror, redis = self.mirrors[which], self.redis[shard]
         for k, places in redis.blocks.items():
-            mirror.page(shard, [k, b"".join(c + bytes([tier]) for c, tier in places.items())])
+            mirror.page(shard, {k: b"".join(c + bytes([tier]) for c, tier in places.items())})
         for _ in mirror.finish(shard, redis.tip()[0], self.now):
             mirror.prefix.tidy(1)
 
