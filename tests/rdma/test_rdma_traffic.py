@@ -12,6 +12,7 @@ from services.store.transfer.base import Op, Request, Status
 from services.store.transfer.batches import Batch, Job, Slice
 from services.store.transfer.ledger import Ledger
 from services.store.transfer.rdma.cargo import Cargo
+from services.store.transfer.rdma.nic import UNBOUNDED
 from services.store.transfer.rdma.reach import Part, Place, Reach
 from services.store.transfer.rdma.traffic import Lane, Traffic
 from services.store.transfer.segments import Segment
@@ -70,11 +71,19 @@ class TrafficMachine(RuleBasedStateMachine):
         return list(self.traffic.lanes.values())
 
     @precondition(lambda self: self.traffic.lanes)
-    @rule(data=st.data(), most=st.integers(1, 8))
-    def post(self, data: st.DataObject, most: int) -> None:
+    @rule(data=st.data(), most=st.integers(1, 8), window=st.sampled_from([1, LENGTH, 2 * LENGTH, UNBOUNDED]))
+    def post(self, data: st.DataObject, most: int, window: int) -> None:
         lane = data.draw(st.sampled_from(self.lanes()))
-        numbers = [number for number, _ in self.traffic.take(lane, most)]
+        taken = self.traffic.take(lane, most, window)
+        numbers = [number for number, _ in taken]
         assert numbers == sorted(numbers)
+        if any(not cargo.write for _, cargo in taken):
+            assert lane.reading <= max(window, LENGTH)
+
+    @invariant()
+    def reads_that_fly_are_counted(self) -> None:
+        for lane in self.lanes():
+            assert lane.reading == sum(cargo.length for _, cargo in lane.flying if not cargo.write)
 
     @precondition(lambda self: any(lane.flying for lane in self.traffic.lanes.values()))
     @rule(data=st.data())

@@ -21,6 +21,10 @@ LEAST = 8
 GIDS = 256
 READS = 16
 """RDMA READs in flight on a queue pair at most, where the device takes so many."""
+UNBOUNDED = 1 << 62
+SOFT_WINDOW = 512 << 10
+"""Soft-RoCE answers READs as fast as it can make packets: what a network queue of 1,000 packets has no room for is lost,
+and asked for again after a time-out of 268 ms."""
 
 logger = log("transfer.rdma")
 
@@ -128,6 +132,11 @@ class Nic:
     def reads(self) -> int:
         """RDMA READs that a queue pair here may have in flight, in either direction."""
         return max(1, min(READS, self.limits.max_qp_rd_atom, self.limits.max_qp_init_rd_atom))
+
+    @property
+    def window(self) -> int:
+        """Bytes that a queue pair here may have asked for by READs and not got yet."""
+        return SOFT_WINDOW if self.misreports else UNBOUNDED
 
     def active(self) -> bool:
         """The port is up, as far as the device knows."""

@@ -118,7 +118,7 @@ class Outgoing:
     def _post(self, lane: Lane, pair: QueuePair) -> None:
         assert self.traffic is not None
         with self._lock:
-            taken = self.traffic.take(lane, min(AT_ONCE, pair.depth - len(lane.flying)))
+            taken = self.traffic.take(lane, min(AT_ONCE, pair.depth - len(lane.flying)), pair.nic.window)
         if not taken:
             return
         if len(lane.flying) == len(taken):

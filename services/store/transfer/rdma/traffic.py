@@ -16,6 +16,7 @@ from services.store.transfer.batches import Job
 from services.store.transfer.ledger import Ledger
 from services.store.transfer.metrics import RETRIED
 from services.store.transfer.rdma.cargo import Cargo
+from services.store.transfer.rdma.nic import UNBOUNDED
 from services.store.transfer.topology.health import Fault
 from services.store.transfer.topology.paths import Path, Paths
 from shared.errors import Fenced, MooncakeError, PeerGone
@@ -30,9 +31,9 @@ Location = Callable[[Cargo], tuple[str, str]]
 
 class Lane:
     """One queue pair, or the wish for one. ``number`` tells it from all others of this agent; ``moved``: when something
-    last arrived."""
+    last arrived. ``reading``: bytes of the READs that fly."""
 
-    __slots__ = ("flying", "moved", "number", "path", "queue", "sent")
+    __slots__ = ("flying", "moved", "number", "path", "queue", "reading", "sent")
 
     def __init__(self, path: Path, number: int) -> None:
         self.path = path
@@ -40,6 +41,7 @@ class Lane:
         self.queue: deque[Cargo] = deque()
         self.flying: deque[tuple[int, Cargo]] = deque()
         self.sent = 0
+        self.reading = 0
         self.moved = 0.0
 
     def __len__(self) -> int:
@@ -98,13 +100,17 @@ class Traffic:
             return None
         return self.paths.ready_at(*self._location(self.waiting[0])) or 0.0
 
-    def take(self, lane: Lane, most: int) -> list[tuple[int, Cargo]]:
-        """Cargos to post on the lane now, numbered. They are flying from here on."""
+    def take(self, lane: Lane, most: int, window: int = UNBOUNDED) -> list[tuple[int, Cargo]]:
+        """Cargos to post on the lane now, numbered. They are flying from here on. ``window``: bytes of READs that may
+        fly; one READ always may."""
         taken: list[tuple[int, Cargo]] = []
         posted: dict[int, int] = {}
         queue, number = lane.queue, lane.sent
         while queue and len(taken) < most:
-            cargo = queue.popleft()
+            cargo = queue[0]
+            if not cargo.write and lane.reading and lane.reading + cargo.length > window:
+                break
+            queue.popleft()
             error = cargo.job.error or (self._refusal(cargo) if cargo.write else None)
             if error is not None:
                 self._settle(lane.path, cargo, error)
@@ -112,6 +118,8 @@ class Traffic:
             cargo.job.status = Status.PENDING
             if cargo.write:
                 posted[cargo.grant] = posted.get(cargo.grant, 0) + 1
+            else:
+                lane.reading += cargo.length
             number += 1
             taken.append((number, cargo))
         lane.sent = number
@@ -139,6 +147,7 @@ class Traffic:
                 read += cargo.length
         for grant, slices in landed.items():
             self.ledger.land(grant, slices)
+        lane.reading -= read
         self.paths.settled(lane.path, read + written, len(over))
         self.paths.worked(lane.path, read + written)
         for cargo in over:
@@ -152,6 +161,8 @@ class Traffic:
             _, cargo = lane.flying.popleft()
             if cargo.write:
                 self.ledger.land(cargo.grant)  # not a byte of it was placed
+            else:
+                lane.reading -= cargo.length
             self.paths.settled(lane.path, cargo.length)
             cargo.refuse(error)
 
@@ -165,6 +176,7 @@ class Traffic:
         flying, queue = [cargo for _, cargo in lane.flying], list(lane.queue)
         lane.flying.clear()
         lane.queue.clear()
+        lane.reading = 0
         for cargo in (*flying, *queue):
             self.paths.settled(lane.path, cargo.length)
         failed = fault in (Fault.LINK, Fault.LOCAL)

@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from services.store.transfer.base import Guard, OpenGuard
+from services.store.transfer.base import Guard, Op, OpenGuard
 from services.store.transfer.batches import Job, Slice
 from services.store.transfer.endpoint import Endpoint
 from services.store.transfer.rdma import messages
@@ -220,6 +220,8 @@ class Rdma:
         assert self._regions is not None and job.local is not None
         outgoing = self._outgoing[ref]
         size = slice_size(job.length, outgoing.queued, max(2, len(self._nics)))
+        if job.request.op is Op.READ:  # two of them fill a window
+            size = min(size, *(nic.window // 2 for nic in self._nics.values()))
         outgoing.send(cargos_of(job, self._regions.own(job.local).reach, reach, size))
 
     def expire(self, jobs: set[Job], error: MooncakeError) -> None:
