@@ -23,7 +23,7 @@ READS = 16
 """RDMA READs in flight on a queue pair at most, where the device takes so many."""
 UNBOUNDED = 1 << 62
 SOFT_WINDOW = 512 << 10
-"""Soft-RoCE answers READs as fast as it can make packets: what a network queue of 1,000 packets has no room for is lost,
+"""Soft-RoCE answers READs as fast as it can make packets: what a network queue of 1,000 has no room for is lost,
 and asked for again after a time-out of 268 ms."""
 
 logger = log("transfer.rdma")
