@@ -39,7 +39,7 @@ help:
 	@echo "make bench     print a table of measurements, write benchmarks/results/*.json"
 	@echo "make bench-store  transfers and the store beside raw sockets, memcpy and the peers, which it installs into"
 	@echo "               .venv-peers (NIXL's with the torch of make install); ARGS='store --rounds 3'"
-	@echo "make bench-conductor  the index and the scheduling decision, lookups beside a compiled radix tree"
+	@echo "make bench-conductor  the index and the scheduling decision, lookups beside a compiled radix tree (minutes)"
 	@echo "make figures   the paper's figures, simulated: docs/figures/ and docs/evaluation.md; ARGS='--only 5,13',"
 	@echo "               TRACES=../shared/traces is the folder of the published traces (minutes)"
 	@echo "make docs      rewrite the generated parts of docs/"

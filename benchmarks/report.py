@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import statistics
 import sys
@@ -61,7 +62,12 @@ def save(name: str, rows: Sequence[Row]) -> None:
     document = {
         "benchmark": name,
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": {"processor": _processor(), "python": platform.python_version(), "argv": sys.argv[1:]},
+        "machine": {
+            "processor": _processor(),
+            "python": platform.python_version(),
+            "argv": sys.argv[1:],
+            "load": [round(load, 2) for load in os.getloadavg()],
+        },
         "rows": [_bare(r) for r in rows],
     }
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
