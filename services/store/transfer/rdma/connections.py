@@ -138,7 +138,7 @@ class Connections:
             return False
         self._registry.gone(lane)
         PAIRS.dec()
-        pair.end()
+        pair.leave()
         return True
 
     async def keep(self) -> None:

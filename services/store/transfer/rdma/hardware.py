@@ -18,6 +18,9 @@ from shared.telemetry import log
 if TYPE_CHECKING:
     from pyverbs.mr import MR
 
+CALM = 3
+"""Looks at a port that is up again until what lay before it has surely gone out."""
+
 logger = log("transfer.rdma")
 
 
@@ -61,6 +64,10 @@ class Hardware:
                     await self._reopen(nic)
                 except MooncakeError as e:
                     logger.info("a device cannot be opened yet", nic=nic.name, error=e.message)
+            elif nic.reset:
+                nic.calm = nic.calm + 1 if nic.active() else 0
+                if nic.calm >= CALM:
+                    nic.bury()
         self.ports.look()
 
     def _leave(self, nic: Nic) -> None:

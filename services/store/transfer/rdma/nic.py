@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from services.store.transfer.rdma.gids import Gid, rank
 from services.store.transfer.rdma.verbs import PORT_ACTIVE, SOFT_ROCE, Verbs
@@ -37,6 +37,10 @@ class Completion(NamedTuple):
     status: int
 
 
+class Destroyable(Protocol):
+    def end(self) -> None: ...
+
+
 class Nic:
     """Owns the device's context and all that is made on it; lives on the loop. ``completions``: work requests that may
     be posted on its queue pairs together. Raises NoTransport where the device cannot be used.
@@ -45,7 +49,9 @@ class Nic:
     all queue pairs on it: so each pair has its share of the room (``take``) for as long as it lives.
 
     ``failed``: the device said so, or does not do what it has to; ``lost``: it is closed, not to be touched any more;
-    ``ready``: all memory is registered. ``opened`` tells this opening of it from any other.
+    ``ready``: all memory is registered; ``reset``: queue pairs that are to be destroyed yet,
+    ``calm``: for how many looks the port has been up meanwhile. ``opened`` tells this
+    opening of it from any other.
     """
 
     def __init__(self, verbs: Verbs, name: str, completions: int) -> None:
@@ -55,6 +61,8 @@ class Nic:
         self.broken = 0
         self.failed = self.lost = False
         self.ready = True
+        self.reset: list[Destroyable] = []
+        self.calm = 0
         self.opened = secrets.randbits(31)
         self._completions = completions
         try:
@@ -147,6 +155,11 @@ class Nic:
         except self.verbs.Error:
             return False
 
+    def bury(self) -> None:
+        """Destroy what was only reset so far."""
+        while self.reset:
+            self.reset.pop().end()
+
     def register(self, address: int, length: int, access: int) -> MR:
         """A memory region over memory that the caller keeps. Holds the GIL while pages are pinned: keep it small.
         Raises NoTransport."""
@@ -181,6 +194,7 @@ class Nic:
 
     def close(self) -> None:
         """Queue pairs and regions first; pyverbs closes what is left."""
+        self.bury()
         for part in (self.cq, self._channel, self.pd, self.context):
             try:
                 part.close()
