@@ -8,6 +8,7 @@ forks are walked up to make one. Keys whose parent is not known are loose until 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import compress, repeat
 from typing import NamedTuple
 
@@ -21,6 +22,12 @@ from shared.index.vectors import Lengths, Vectors
 COLUMNS = 16
 UNORDERED = 8
 """Keys to remove from which on it pays to sort them by their places."""
+
+
+@lru_cache(1 << 12)
+def _number(n: int) -> Lengths:
+    """``n`` as numpy likes it: it takes longer to make an array of an int than to compare sixteen with it."""
+    return np.array(n, dtype=np.int32)
 
 
 class Effect(NamedTuple):
@@ -241,9 +248,11 @@ class PrefixIndex:
 
     def match(self, chain: bytes) -> Lengths:
         """Per column the number of blocks of the prefix of ``chain`` that it holds."""
-        end, found = self.forest.locate(chain)
+        found, end = self.forest.find(chain[-KEY:]), len(chain) // KEY
+        if found is None:
+            end, found = self.forest.locate(chain)
         if found is not None and found[0].vector is not None and found[0].base + found[1] + 1 == end:
-            shorter: Lengths = np.minimum(found[0].vector, end)
+            shorter: Lengths = np.minimum(found[0].vector, _number(end))
             return shorter
         path = self.forest.up(chain, end, found)
         if not path:
