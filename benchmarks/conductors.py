@@ -1,4 +1,4 @@
-"""Two conductors behind one port against one, at the same load on the simulated engine; and one hot prefix on four."""
+"""Two conductors behind one port against one, on simulated instances; one hot prefix, with its keeper and without."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.processes import MOONCAKE, Mesh, mesh
+from benchmarks import loaded
+from benchmarks.processes import MOONCAKE, Mesh
 from benchmarks.report import Row, row
 
 PREFILLS, DECODES = 4, 2
@@ -23,8 +24,10 @@ ENGINE = {
     "MOONCAKE_SIMULATED_PREFILL_SQUARE_S": "0",
     "MOONCAKE_SIMULATED_DECODE_BASE_S": "0.03",
     "MOONCAKE_SIMULATED_DECODE_TOKEN_S": "0",
-    "MOONCAKE_HOT_RATE": "2",
 }
+HOT_BYTES = "mooncake_conductor_hot_bytes_total"
+RATE, SECONDS = 12.0, 15.0
+"""Requests a second of either load, and for how long."""
 POOL = "4MiB"
 """1,024 blocks of 32 tokens a node: decode has room for fourteen requests, so that promises count."""
 
@@ -32,6 +35,26 @@ PREFIX, SUFFIX, ANSWER = 2048, 256, 48
 SHARED = ("--set", f"prefix_tokens={PREFIX}", "--set", f"suffix.mean={SUFFIX}", "--set", f"output.mean={ANSWER}")
 EIGHT = (*SHARED, "--set", "prefixes=8", "--set", "skew=1")
 ONE = (*SHARED, "--set", "prefixes=1", "--set", "skew=0")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """``hot_rate``: requests a second of a prefix for which the keeper has a copy made; 0: there is no keeper."""
+
+    name: str
+    conductors: int
+    loads: Mapping[str, tuple[str, ...]]
+    hot_rate: float = 2.0
+
+
+BOTH = {"8 prefixes": EIGHT, "1 hot prefix": ONE}
+CONTENDERS = (
+    Contender("1 conductor", 1, BOTH),
+    Contender("2 conductors", 2, BOTH),
+    Contender("1 conductor, no keeper", 1, {"1 hot prefix": ONE}, hot_rate=0.0),
+)
+Samples = dict[tuple[str, str], list[float]]
+"""(what, contender) -> one of each round."""
 
 
 @dataclass(frozen=True)
@@ -54,18 +77,13 @@ class Served:
 
 
 @contextlib.contextmanager
-def several(path: str, conductors: int) -> Iterator[Mesh]:
+def several(path: str, conductors: int, hot_rate: float) -> Iterator[Mesh]:
     """A mesh of simulated instances with so many conductors."""
     counts = ("--conductors", str(conductors), "--prefill", str(PREFILLS), "--decode", str(DECODES))
     engine = ("--engine", "simulated", "--model", path, "--context-length", "16384", "--pool-bytes", POOL)
     slos = ("--slo-ttft-ms", str(SLO_TTFT_MS), "--slo-tbt-ms", str(SLO_TBT_MS))
-    os.environ.update(ENGINE)
-    try:
-        with mesh(*counts, *engine, *slos) as running:
-            yield running
-    finally:
-        for name in ENGINE:
-            os.environ.pop(name, None)
+    with loaded.started({**ENGINE, "MOONCAKE_HOT_RATE": str(hot_rate)}, *counts, *engine, *slos) as running:
+        yield running
 
 
 def served(running: Mesh, conductors: int, seconds: float = 60.0) -> Served:
@@ -83,6 +101,11 @@ def served(running: Mesh, conductors: int, seconds: float = 60.0) -> Served:
     refused = sum(answer["requests"]["overcommitted"] for answer in answers.values())
     left = sum(answer["requests"]["running"] + answer["promises"] for answer in answers.values())
     return Served(prefill, refused, left)
+
+
+def hot_blocks(running: Mesh) -> float:
+    """Copied so far, at the word of the conductor that answers."""
+    return loaded.total(running, HOT_BYTES) / float(running.get("/cluster")["agents"][0]["slot_bytes"])
 
 
 def settled(running: Mesh, conductors: int, seconds: float = 30.0) -> Served:
@@ -106,34 +129,46 @@ async def load(running: Mesh, shape: tuple[str, ...], rate: float, seconds: floa
     return json.loads(out)
 
 
-async def measure(path: str, rounds: int, rate: float = 12.0, seconds: float = 15.0) -> list[Row]:
-    """One and two conductors in turn, a mesh each round. ``rate``: requests a second of either load."""
-    samples: dict[tuple[str, str], list[float]] = {}
-
-    def note(what: str, who: str, value: float | None) -> None:
-        if value is not None:
-            samples.setdefault((what, who), []).append(value)
-
+async def measure(path: str, rounds: int) -> list[Row]:
+    """All contenders in turn, a mesh for each, the other way round every other time."""
+    samples: Samples = {}
     for number in range(rounds):
-        for conductors in (1, 2) if number % 2 == 0 else (2, 1):
-            who = f"{conductors} conductor{'s' if conductors > 1 else ''}"
-            with several(path, conductors) as running:
-                for name, shape in (("8 prefixes", EIGHT), ("1 hot prefix", ONE)):
-                    before = served(running, conductors)
-                    figures = await load(running, shape, rate, seconds, salt=100 * number + len(name))
-                    what = f"{name}, {rate:g} requests/s"
-                    counts = settled(running, conductors).since(before)
-                    note(f"{what}: goodput", who, figures["goodput_rps"])
-                    note(f"{what}: refused with 429", who, figures["rejected"])
-                    note(f"{what}: errors", who, figures["errors"])
-                    note(f"{what}: over-commits", who, counts.refused)
-                    note(f"{what}: hit rate by token", who, figures["hit_by_token"])
-                    note(f"{what}: TTFT, median", who, figures["ttft_p50_s"])
-                    note(f"{what}: prefill requests, busiest / mean", who, counts.spread)
-                    note(f"{what}: held afterwards", who, counts.left)
-    return [row(what, who, values, unit_of(what)) for (what, who), values in samples.items()]
+        for contender in CONTENDERS if number % 2 == 0 else reversed(CONTENDERS):
+            await sample(path, contender, number, samples)
+    return rows(samples)
+
+
+async def sample(path: str, contender: Contender, number: int, samples: Samples) -> None:
+    """One mesh, its loads one after the other; what was seen is added to ``samples``."""
+    with several(path, contender.conductors, contender.hot_rate) as running:
+        for name, shape in contender.loads.items():
+            before, copied = served(running, contender.conductors), hot_blocks(running)
+            figures = await load(running, shape, RATE, SECONDS, salt=100 * number + len(name))
+            counts = settled(running, contender.conductors).since(before)
+            seen = {
+                "goodput": figures["goodput_rps"],
+                "refused with 429": figures["rejected"],
+                "errors": figures["errors"],
+                "over-commits": counts.refused,
+                "hit rate by token": figures["hit_by_token"],
+                "TTFT, median": figures["ttft_p50_s"],
+                "TTFT, p99": figures["ttft_p99_s"],
+                "prefill requests, busiest / mean": counts.spread,
+                "copied by the keeper": hot_blocks(running) - copied,
+                "held afterwards": counts.left,
+            }
+            for what, value in seen.items():
+                if value is not None and (what, contender.conductors) != ("copied by the keeper", 2):
+                    samples.setdefault((f"{name}, {RATE:g} requests/s: {what}", contender.name), []).append(value)
+
+
+def rows(samples: Samples) -> list[Row]:
+    """In the order in which it was seen first."""
+    found = [row(what, who, values, unit_of(what)) for (what, who), values in samples.items()]
+    found[0].note = f"load average {os.getloadavg()[0]:.1f}"
+    return found
 
 
 def unit_of(what: str) -> str:
-    units = {"goodput": "requests/s", "hit rate": "share", "TTFT": "s", "busiest": "ratio"}
+    units = {"goodput": "requests/s", "hit rate": "share", "TTFT": "s", "busiest": "ratio", "copied": "blocks"}
     return next((unit for word, unit in units.items() if word in what), "requests")

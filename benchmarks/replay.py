@@ -11,11 +11,11 @@ from random import Random
 
 from benchmarks import loaded, report
 from benchmarks.processes import Mesh
-from benchmarks.report import Row
+from benchmarks.report import Row, row
 from shared.workload.arrivals import compressed
 from shared.workload.trace import TraceRequest, read_trace, write_trace
 
-POLICIES = ("random", "least_loaded", "local_cache", "paper", "global_cache")
+POLICIES = ("random", "round_robin", "least_loaded", "local_cache", "paper", "global_cache")
 NODES, KV_BYTES = 8, 16
 """Nodes of each role; bytes of KV of a token, as simulated."""
 
@@ -36,6 +36,11 @@ A800 = {
 
 RANKS = (1, 10, 100, 1000, 10_000)
 
+Seen = dict[tuple[str, str], float | None]
+"""(what, unit) -> value."""
+Samples = dict[str, list[Seen]]
+"""Policy -> what was seen of it, one of each round."""
+
 
 def thinned(requests: Iterable[TraceRequest], share: float, seed: int) -> list[TraceRequest]:
     """Whole families of requests: those whose prompts begin alike stay together, or go together, so that what is left
@@ -54,7 +59,7 @@ def workload(path: str, share: float, rate: float, count: int, longest_answer: i
     return list(compressed(cut, factor))
 
 
-def measure(policy: str, trace: str) -> list[Row]:
+def measure(policy: str, trace: str) -> Seen:
     """One policy on a mesh of its own."""
     flags = ["--engine", "simulated", "--prefill", str(NODES), "--decode", str(NODES), "--context-length", "200000"]
     flags += ["--pool-bytes", str(POOL_TOKENS // SHORTER * KV_BYTES), "--slo-tbt-ms", "60000", "--policy", policy]
@@ -63,37 +68,45 @@ def measure(policy: str, trace: str) -> list[Row]:
         usual = ("--trace", trace, "--no-spread", "--shorten", str(SHORTER))
         found = loaded.load(running, *usual, "--slo-ttft-ms", "30000", "--slo-tbt-ms", "300")
         cpu = (running.cpu() - before) / max(1, found["requests"])
-        return [*_of_load(policy, found, cpu), *_of_mesh(policy, running)]
+        return {**_of_load(found), **_of_mesh(running), ("CPU of all processes, a request", "s"): cpu}
 
 
-def _of_load(policy: str, found: dict[str, float | None], cpu: float) -> list[Row]:
-    left = f"{found['rejected']} refused, {found['errors']} errors"
-    note = (
-        f"{found['completed']} of {found['requests']} answered, {left}, generator late p99 {found['late_p99_s']:.3f} s"
-    )
-    rows = [
-        Row(f"TTFT {point}", policy, found[f"ttft_{point}_s"], "s", int(found["completed"] or 0), cpu_s=cpu, note=note)
-        for point in ("mean", "p50", "p90", "p99")
-    ]
-    possible = f"an endless cache in one place: {found['hit_possible']:.3f}"
-    rows.append(Row("hit by token", policy, found["hit_by_token"], "", note=possible))
-    return [*rows, Row("effective (30 s, 300 ms)", policy, found["effective"], "share")]
+def _of_load(found: dict[str, float | None]) -> Seen:
+    counts = {(what, "requests"): found[what] for what in ("requests", "completed", "rejected", "errors")}
+    times = {(f"TTFT {point}", "s"): found[f"ttft_{point}_s"] for point in ("mean", "p50", "p90", "p99")}
+    return {
+        **times,
+        ("hit by token", "share"): found["hit_by_token"],
+        ("hit by token of an endless cache in one place", "share"): found["hit_possible"],
+        ("effective (30 s, 300 ms)", "share"): found["effective"],
+        **counts,
+        ("generator late p99", "s"): found["late_p99_s"],
+    }
 
 
-def _of_mesh(policy: str, running: Mesh) -> list[Row]:
+def _of_mesh(running: Mesh) -> Seen:
     fetched = loaded.total(running, "mooncake_store_transfer_bytes_total", direction="in")
     streamed = loaded.total(running, "mooncake_store_transfer_bytes_total", direction="out")
     held = loaded.copies(running, "prefill")
-    ranks = ", ".join(f"{rank}: {held[rank - 1]}" for rank in RANKS if rank <= len(held))
-    balance = running.get("/cluster")["balance"]["prefill"]["ratio"]
-    return [
-        Row("fetched between nodes", policy, fetched / KV_BYTES * SHORTER / 1e6, "M tokens"),
-        Row("streamed to decode", policy, streamed / KV_BYTES * SHORTER / 1e6, "M tokens"),
-        Row(
-            "copies of a block on prefill nodes", policy, sum(held) / max(1, len(held)), "mean", note=f"by rank {ranks}"
-        ),
-        Row("busiest prefill node over mean", policy, balance, ""),
+    ranks = {(f"copies of the block of rank {rank}", "nodes"): held[rank - 1] for rank in RANKS if rank <= len(held)}
+    return {
+        ("fetched between nodes", "M tokens"): fetched / KV_BYTES * SHORTER / 1e6,
+        ("streamed to decode", "M tokens"): streamed / KV_BYTES * SHORTER / 1e6,
+        ("copies of a block on prefill nodes, mean", "nodes"): sum(held) / max(1, len(held)),
+        **ranks,
+        ("busiest prefill node over mean", "ratio"): running.get("/cluster")["balance"]["prefill"]["ratio"],
+    }
+
+
+def rows(samples: Samples) -> list[Row]:
+    """What was seen of each policy in each round, as medians."""
+    found = [
+        row(what, policy, [value for one in seen if (value := one.get((what, unit))) is not None], unit)
+        for policy, seen in samples.items()
+        for what, unit in seen[0]
     ]
+    found[0].note = f"load average {os.getloadavg()[0]:.1f}"
+    return found
 
 
 def main(arguments: list[str]) -> None:
@@ -104,14 +117,15 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--rate", type=float, default=8.0, help="requests a second (default 8)")
     parser.add_argument("--requests", type=int, default=400, help="(default 400)")
     parser.add_argument("--answer", type=int, default=16, help="longest answer, tokens (default 16)")
+    parser.add_argument("--rounds", type=int, default=1, help="samples of each policy, in turn (default 1)")
     parser.add_argument("--name", default="replay", help="of the file of results")
     options = parser.parse_args(arguments)
     requests = workload(options.trace, options.share, options.rate, options.requests, options.answer)
-    rows = list[Row]()
+    samples: Samples = {}
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "trace.jsonl")
         write_trace(path, requests)
-        for policy in options.policies.split(","):
-            rows += measure(policy, path)
-    rows[0].note += f"; load average {os.getloadavg()[0]:.1f}"
-    report.write(options.name, rows)
+        for _ in range(options.rounds):
+            for policy in options.policies.split(","):
+                samples.setdefault(policy, []).append(measure(policy, path))
+    report.write(options.name, rows(samples))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from services.conductor.dispatch import metrics
+from services.conductor.scheduling.decision import Decision, Prices
 from shared.telemetry import REGISTRY
 from tests.dispatch.world import World
+from tests.scheduling.cluster import prefill_view
 
 Play = Callable[..., None]
 NAMES = ("predicted_ttft_seconds", "ttft_seconds", "ttft_prediction_ratio", "predicted_tbt_seconds", "tbt_seconds")
@@ -37,14 +41,47 @@ def test_an_answer_is_observed_once(play: Play, tokens: int, tbts: int) -> None:
     play(scenario)
 
 
+def decision(step: float, tbt: float) -> Decision:
+    prices = Prices.unfetched(prefill_view([0.0], [0]), np.zeros(1), np.zeros(1))
+    return Decision("p0", "d0", 0, (), 0, 0.0, 0.0, 0.0, 0.1, tbt, step, prices)
+
+
 def test_gaps_are_held_against_what_was_predicted() -> None:
     """The worst tenth of all gaps, and the mean of those between tokens of decode."""
     before = {name: sums(name) for name in (*NAMES, *RATIOS)}
-    metrics.last_token(0.1, [0.5, *19 * [0.2]])
-    metrics.last_token(0.1, [])
+    predicted = decision(step=0.1, tbt=0.25)
+    assert metrics.last_token(predicted, [0.5, *19 * [0.2]]) == pytest.approx(0.35)
+    assert metrics.last_token(predicted, []) is None
     grown = {name: sums(name) - value for name, value in before.items()}
-    assert grown["predicted_tbt_seconds"] == pytest.approx(0.1)
+    assert grown["predicted_tbt_seconds"] == pytest.approx(0.25)
     assert grown["tbt_seconds"] == pytest.approx(0.35)
-    assert grown["tbt_prediction_ratio"] == pytest.approx(3.5)
+    assert grown["tbt_prediction_ratio"] == pytest.approx(1.4)
     assert grown["step_prediction_ratio"] == pytest.approx(2.0)
     assert grown["ttft_seconds"] == 0
+
+
+def test_the_worst_tenth_is_learnt_from_the_answers_before(play: Play) -> None:
+    """Tokens come more slowly than any model says: of the first answers that is news, of the twelfth it is not."""
+
+    async def scenario(world: World) -> None:
+        world.step_seconds = 0.08
+        requests = [world.generation(max_tokens=41, first=i) for i in range(12)]
+        for one in requests[:-1]:
+            await world.collect(one)
+        before = {name: sums(name) for name in RATIOS}
+        await world.collect(requests[-1])
+        grown = {name: sums(name) - value for name, value in before.items()}
+        assert grown["tbt_prediction_ratio"] == pytest.approx(1.0, abs=0.1)
+        assert world.dispatcher.mesh.ledger.decodes.tail.seconds(asyncio.get_running_loop().time()) > 0.02
+
+    play(scenario)
+
+
+def test_a_client_that_reads_slowly_teaches_nothing(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        for i in range(8):
+            async for _ in world.dispatcher.generate(world.generation(max_tokens=30, first=i)):
+                await asyncio.sleep(0.5)
+        assert world.dispatcher.mesh.ledger.decodes.tail.seconds(asyncio.get_running_loop().time()) < 0.1
+
+    play(scenario)

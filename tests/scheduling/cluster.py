@@ -193,7 +193,7 @@ class Cluster:
         def done() -> None:
             instance.cached.update(keys[i : i + KEY] for i in range(0, len(keys), KEY))
             booking.prefilled(self.now)
-            self.at(self.now + ask.expected_output * decided.tbt, booking.end)
+            self.at(self.now + ask.expected_output * decided.step, booking.end)
 
         instance.free = start + decided.compute
         load = Load(queue_ms=max(instance.free - self.now, 0.0) * 1000)

@@ -191,9 +191,10 @@ class MeshDispatcher:
             return None  # tokens: one message a step, and nobody waits for an answer
         if isinstance(message, TokenBatch):
             self._heard(message.sender, None)
+            now = asyncio.get_running_loop().time()
             for entry in message.entries:
                 if run := self.mesh.runs.get(entry.request):
-                    run.arrived(events.Arrived(entry.attempt, message.sender, entry.output, entry.usage))
+                    run.arrived(events.Arrived(entry.attempt, message.sender, entry.output, entry.usage, now))
                 else:
                     metrics.STALE.inc()
         elif isinstance(message, Promises):

@@ -27,12 +27,14 @@ class Refusal:
 
 
 class Arrived(NamedTuple):
-    """A token, pushed or asked for. A tuple, since there is one for every token."""
+    """A token, pushed or asked for, which came ``at`` this time of the loop's clock. A tuple, since there is one for
+    every token."""
 
     attempt: int
     sender: Ref
     output: Output
     usage: Usage | None
+    at: float
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ class Heartbeat:
         metrics.INDEX_SYNCED.set(bool(index.get("synced")))
         metrics.RUNNING.set(len(mesh.runs))
         mesh.gatekeeper.show()
+        metrics.TAIL.set(mesh.ledger.decodes.tail.seconds(asyncio.get_running_loop().time()))
         counted = Counter((member.record.role, member.state.value) for member in mesh.roster.members.values())
         for role in (PREFILL, DECODE):
             for state in State:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from services.conductor.scheduling import Decision
 from shared.messages import Usage
 from shared.telemetry import counter, exemplar, gauge, histogram
 from shared.workload.measures import worst_tenth
@@ -23,18 +24,20 @@ DECISION_SECONDS = histogram(
 TTFT_PREDICTED = histogram("conductor_predicted_ttft_seconds", "Time to first token predicted when placed.")
 TTFT_ACTUAL = histogram("conductor_ttft_seconds", "Time to first token from the placement of its attempt.")
 TTFT_RATIO = histogram("conductor_ttft_prediction_ratio", "Actual over predicted time to first token.", buckets=RATIO)
-TBT_PREDICTED = histogram("conductor_predicted_tbt_seconds", "Time between tokens predicted when placed.")
+TBT_PREDICTED = histogram(
+    "conductor_predicted_tbt_seconds", "Mean of the worst tenth of the times between tokens, predicted when placed."
+)
 TBT_ACTUAL = histogram(
     "conductor_tbt_seconds", "Per answer: mean of the worst tenth of the times between its tokens, from the first on."
 )
 TBT_RATIO = histogram(
     "conductor_tbt_prediction_ratio",
-    "That mean of the worst tenth over the time between tokens predicted.",
+    "That mean of the worst tenth over what was predicted of it.",
     buckets=RATIO,
 )
 STEP_RATIO = histogram(
     "conductor_step_prediction_ratio",
-    "Mean time between the tokens that decode drew, over the time between tokens predicted.",
+    "Mean time between the tokens that decode drew, over the decode step predicted.",
     buckets=RATIO,
 )
 PROMPT_TOKENS = counter("conductor_prompt_tokens", "Tokens of prompts whose first token came.")
@@ -44,6 +47,7 @@ INDEX_LAG = gauge("conductor_index_lag_seconds", "Since the block index was last
 INDEX_SYNCED = gauge("conductor_index_synced", "1 while the mirror of the block index is whole.")
 INSTANCES = gauge("conductor_instances", "Registered instances by role and state.", ["role", "state"])
 RETURNING = gauge("conductor_virtual_queue", "Requests that were refused and told when to come back.")
+TAIL = gauge("conductor_tbt_tail_seconds", "Added to a predicted step for the worst tenth of an answer's intervals.")
 MARGIN = gauge("conductor_admission_margin_seconds", "Added to predicted TTFT: 95 % are no later than with it.")
 RUNNING = gauge("conductor_running_requests", "Accepted requests that have not ended.")
 HOT_KEEPER = gauge("conductor_hot_keeper", "1 while this conductor keeps the copies of hot prefixes.")
@@ -91,14 +95,16 @@ def first_token(predicted: float, actual: float, tokens: int, usage: Usage | Non
     HIT_TOKENS.inc(usage.cached_tokens if usage else 0)
 
 
-def last_token(predicted: float, gaps: Sequence[float]) -> None:
-    """An attempt is over. ``gaps``: seconds between its tokens, the first of them between prefill's and decode's."""
+def last_token(predicted: Decision, gaps: Sequence[float]) -> float | None:
+    """An attempt is over. ``gaps``: seconds between its tokens, the first of them between prefill's and decode's.
+    Returns the mean of their worst tenth, None without any."""
     tbt = worst_tenth(gaps)
     if tbt is None:
-        return
-    TBT_PREDICTED.observe(predicted)
+        return None
+    TBT_PREDICTED.observe(predicted.tbt)
     TBT_ACTUAL.observe(tbt, exemplar())
-    if predicted > 0:
-        TBT_RATIO.observe(tbt / predicted, exemplar())
-    if predicted > 0 and len(gaps) > 1:
-        STEP_RATIO.observe(fmean(gaps[1:]) / predicted, exemplar())
+    if predicted.tbt > 0:
+        TBT_RATIO.observe(tbt / predicted.tbt, exemplar())
+    if predicted.step > 0 and len(gaps) > 1:
+        STEP_RATIO.observe(fmean(gaps[1:]) / predicted.step, exemplar())
+    return tbt

@@ -183,7 +183,7 @@ class Run:
             self._drew(effort, side)
         if ready and effort.first is None:
             self._first_token(effort, event.usage, now)
-        effort.delivered(len(ready), now)
+        effort.delivered(len(ready), event.at)
         return ready
 
     def _drew(self, effort: Effort, side: Side) -> None:
@@ -343,8 +343,14 @@ class Run:
                 self._mesh.spawn(self._mesh.teller.send(part.ref, effort.letters.cancel(part.ref, "finished")))
         if by_decode:
             self._mesh.counts.served[effort.placement.decode.id] += 1
-            metrics.last_token(effort.placement.decision.tbt, effort.gaps)
+            self._learn(effort)
         effort.end()
+
+    def _learn(self, effort: Effort) -> None:
+        """How its tokens came, against what was predicted."""
+        decision, seen = effort.placement.decision, metrics.last_token(effort.placement.decision, effort.gaps)
+        if seen is not None:
+            self._mesh.ledger.decodes.tail.observe(seen - decision.step, self._loop.time())
 
     def _close(self) -> None:
         """Whatever the reason, nothing of it stays."""

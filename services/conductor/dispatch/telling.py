@@ -59,8 +59,9 @@ class Teller:
             return [NotHeld(message.attempt, ref)] if reply.error.code in NOT_HELD else []
         if not isinstance(reply, SinceReply) or reply.attempt != message.attempt:
             return []  # rule: since_attempt
+        now = asyncio.get_running_loop().time()
         return [
-            Arrived(message.attempt, ref, output, reply.usage if output.index == 0 else None)
+            Arrived(message.attempt, ref, output, reply.usage if output.index == 0 else None, now)
             for output in reply.outputs
         ]
 

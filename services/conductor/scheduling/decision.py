@@ -58,7 +58,8 @@ class Decision:
     """``prefill``, ``decode``: instance ids. ``fetch_blocks``: prefix length to have from the store, 0 to compute what
     is not at hand. ``sources``: (agent, blocks), the planned one first. ``prefix_blocks``: prefix expected not to be
     computed. Times in seconds: ``ttft`` from now, ``compute`` the prefill alone, ``transfer`` of the fetch;
-    ``promised``: between tokens at most (inf: nothing was promised)."""
+    ``tbt`` between tokens, the mean of the worst tenth; ``step`` as a rule; ``promised``: ``tbt`` at most (inf: nothing
+    was promised)."""
 
     prefill: str
     decode: str
@@ -70,6 +71,7 @@ class Decision:
     transfer: float
     ttft: float
     tbt: float
+    step: float
     prices: Prices
     promised: float = np.inf
 

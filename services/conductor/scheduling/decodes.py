@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from services.conductor.scheduling.tail import Tail
 from services.conductor.scheduling.views import UNLIMITED, DecodeView, without
 from shared.latency import DecodeModel, OnlineCorrection
 from shared.messages import Load
@@ -119,6 +120,7 @@ class Decodes:
     def __init__(self) -> None:
         self.seats: dict[str, DecodeSeat] = {}
         self.live = LiveColumns()
+        self.tail = Tail()
         self._turns = 0
         self._rebuild()
 
@@ -251,6 +253,7 @@ class Decodes:
             live_leaves=live.leaves[:count] - now,
             live_tokens=live.tokens[:count],
             live_promised=live.promised[:count],
+            tail=self.tail.seconds(now),
         )
 
     def _refresh(self, seat: DecodeSeat) -> None:

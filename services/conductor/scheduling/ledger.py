@@ -212,7 +212,7 @@ def promise_of(number: int, decision: Decision, ask: Ask, keys: bytes) -> Promis
         decode=decision.decode,
         work_ms=1000 * max(decision.compute, decision.ttft - decision.queue),
         ready_ms=1000 * decision.ttft,
-        stays_ms=1000 * ask.expected_output * decision.tbt,
+        stays_ms=1000 * ask.expected_output * decision.step,
         blocks=ask.total_blocks,
         tokens=ask.tokens + ask.expected_output / 2,
         source=decision.sources[0][0] if fetch else "",

@@ -10,6 +10,7 @@ from services.conductor.scheduling.decision import Decision, Prices, Rejection
 from services.conductor.scheduling.policy import Policy
 from services.conductor.scheduling.pricing import transfer
 from services.conductor.scheduling.returning import NOTHING_KEPT, Kept, Lane, Shortage
+from services.conductor.scheduling.tail import counted
 from services.conductor.scheduling.views import Ask, Bools, DecodeView, Joined, SourceView, View
 
 MAX_SOURCES = 3
@@ -52,7 +53,7 @@ class Scheduler:
             shortage = too_late(view, float(prices.work[view.prefill.open].min()), wait, objectives)
             return Rejection("ttft", wait, limit=objectives.ttft, shortage=shortage, prices=prices)
         joined = view.decode.joined(ttft, ask.tokens + ask.expected_output / 2, ask.expected_output)
-        allowed = in_time(joined, room, objectives)
+        allowed = in_time(joined, view.decode.tail, room, objectives)
         d = self.policy.choose_decode(view.decode, joined.step, allowed if np.count_nonzero(allowed) else room)
         if objectives and not enough(ask, view.decode, joined, allowed, objectives, kept):
             return replace(too_slow(ask, view.decode, joined, d, objectives), ttft=wait, prices=prices)
@@ -74,16 +75,16 @@ def with_room(ask: Ask, view: DecodeView, objectives: Objectives | None) -> Bool
     return Rejection("does_not_fit")
 
 
-def in_time(joined: Joined, room: Bools, objectives: Objectives | None) -> Bools:
+def in_time(joined: Joined, tail: float, room: Bools, objectives: Objectives | None) -> Bools:
     """Of those with ``room``, the ones that keep everybody's objective: that of the request, and what those were
-    promised that decode there already."""
+    promised that decode there already. Objectives are of the worst tenth of the intervals: a step and the ``tail``."""
     if not objectives and joined.promised is None:
         return room
     allowed = room
     if objectives:
-        allowed = allowed & (joined.step <= objectives.tbt)
+        allowed = allowed & (joined.step <= objectives.tbt - counted(tail, objectives.tbt))
     if joined.promised is not None:
-        allowed = allowed & (joined.pace <= joined.promised)
+        allowed = allowed & (joined.pace <= joined.promised - counted(tail, joined.promised))
     return allowed
 
 
@@ -98,13 +99,14 @@ def too_slow(ask: Ask, view: DecodeView, joined: Joined, d: int, objectives: Obj
     instance would keep is never accepted, however long one waits."""
     step, pace, shortage = float(joined.step[d]), float(joined.pace[d]), leaving(view, objectives)
     promised = np.inf if joined.promised is None else float(joined.promised[d])
-    if step > objectives.tbt:
+    tail = counted(view.tail, objectives.tbt)
+    if step > objectives.tbt - tail:
         alone = view.base + view.per_sequence + view.per_token * (ask.tokens + ask.expected_output / 2)
-        if float(alone[view.open].min()) > objectives.tbt:
+        if float(alone[view.open].min()) + tail > objectives.tbt:
             shortage = replace(shortage, late=np.inf)
-        return Rejection("tbt", tbt=step, limit=objectives.tbt, shortage=shortage)
-    if pace > promised:
-        return Rejection("tbt", tbt=pace, limit=promised, shortage=shortage)
+        return Rejection("tbt", tbt=step + tail, limit=objectives.tbt, shortage=shortage)
+    if pace > promised - (tail := counted(view.tail, promised)):
+        return Rejection("tbt", tbt=pace + tail, limit=promised, shortage=shortage)
     return Rejection("no_room", tbt=step, shortage=shortage)
 
 
@@ -114,6 +116,7 @@ def enough(ask: Ask, view: DecodeView, joined: Joined, allowed: Bools, objective
         return bool(np.count_nonzero(allowed))
     cost = view.per_sequence + view.per_token * (ask.tokens + ask.expected_output / 2)
     limit = objectives.tbt if joined.promised is None else np.minimum(objectives.tbt, joined.promised)
+    limit = limit - counted(view.tail, limit)
     more = np.minimum(view.limit - joined.batch, view.room / ask.total_blocks - 1)
     np.minimum(more, (limit - joined.step) / np.maximum(cost, 1e-9), out=more)
     return float(np.floor(more[allowed] + 1).sum()) > kept.requests
@@ -131,7 +134,7 @@ def leaving(view: DecodeView, objectives: Objectives | None) -> Shortage:
 
 
 def decision(
-    ask: Ask, view: View, prices: Prices, p: int, decode: str, tbt: float, objectives: Objectives | None
+    ask: Ask, view: View, prices: Prices, p: int, decode: str, step: float, objectives: Objectives | None
 ) -> Decision:
     prefill, (fetch, row) = view.prefill, prices.fetch(p)
     prefix = fetch if row >= 0 else int(prefill.own[p])
@@ -145,7 +148,8 @@ def decision(
         compute=float(prices.work[p]),
         transfer=transfer(ask, prefill, view.sources, row, p) if row >= 0 else 0.0,
         ttft=float(prices.price[p]),
-        tbt=tbt,
+        tbt=step + view.decode.tail,
+        step=step,
         prices=prices,
         promised=max(objectives.tbt, objectives.held) if objectives else np.inf,
     )

@@ -108,8 +108,8 @@ class SourceView:
 @dataclass(slots=True)
 class Joined:
     """Decode instances once a request has joined. ``pace``: seconds of a step; ``step``: what the request sees between
-    its tokens, with its wait for a place in the batch. ``batch``: sequences, those that wait included. ``promised``:
-    what the strictest of them was promised (None: nobody is known)."""
+    its tokens as a rule, with its wait for a place in the batch. ``batch``: sequences, those that wait included.
+    ``promised``: what the strictest of them was promised (None: nobody is known)."""
 
     batch: Floats
     pace: Floats
@@ -125,7 +125,8 @@ class DecodeView:
     blocks that may still be promised; ``most``: that of the instance when it is empty; ``total``: of its pool;
     UNLIMITED where unknown. ``limit``: sequences in a batch, inf where unknown. ``assigned``: live requests placed
     there. The ``live_*`` columns have one row a live request: its instance's row, when it joins and leaves (seconds
-    from now), its tokens, the step that it was promised at most (inf: nothing).
+    from now), its tokens, the step that it was promised at most (inf: nothing). ``tail``: seconds by which the worst
+    tenth of a request's intervals exceeds a step.
     """
 
     ids: Sequence[str]
@@ -146,6 +147,7 @@ class DecodeView:
     live_leaves: Floats
     live_tokens: Floats
     live_promised: Floats
+    tail: float = 0.0
 
     def joined(self, at: float, tokens: float, output: float = 1.0) -> Joined:
         """Each instance at ``at`` seconds from now, with a sequence of ``tokens`` tokens added: those that will have
