@@ -42,7 +42,7 @@ def test_an_answer_is_observed_once(play: Play, tokens: int, tbts: int) -> None:
 
 
 def decision(step: float, tbt: float) -> Decision:
-    prices = Prices.unfetched(prefill_view([0.0], [0]), np.zeros(1), np.zeros(1))
+    prices = Prices(prefill_view([0.0], [0]), np.zeros(1), np.zeros(1))
     return Decision("p0", "d0", 0, (), 0, 0.0, 0.0, 0.0, 0.1, tbt, step, prices)
 
 

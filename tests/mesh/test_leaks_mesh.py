@@ -88,9 +88,9 @@ async def test_nothing_is_held_after_requests_of_which_a_third_was_cancelled(mes
 @pytest.mark.chaos
 @pytest.mark.timeout(3600)
 async def test_nothing_is_held_after_many_more_requests_of_which_a_third_was_cancelled(
-    mesh: Mesh, record_property: Callable[[str, object], None]
+    mesh: Mesh, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
-    record_property("ends", await nothing_is_left(mesh, MANY))
+    record_testsuite_property("ends", await nothing_is_left(mesh, MANY))
 
 
 async def test_b4_a_conductor_that_starts_late_hits_at_once(mesh: Mesh, tmp_path: Path) -> None:
