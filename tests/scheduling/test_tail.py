@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,7 +59,8 @@ def test_no_objective_is_eaten_up(tail: float, objective: float) -> None:
 
 def decide(views: Views, tail: float, tbt: float, promised: float = np.inf) -> Decision | Rejection:
     """An instance where a step takes 21 ms, 22 ms where somebody decodes who was ``promised``."""
-    view, one = views.all([5.0], [0], [], [0]), {}
+    view = views.all([5.0], [0], [], [0])
+    one: dict[str, Any] = {}
     if promised < np.inf:
         one = {"live_row": np.array([0]), "live_joins": np.zeros(1), "live_leaves": np.full(1, 99.0)}
         one |= {"live_tokens": np.zeros(1), "live_promised": np.array([promised])}
