@@ -103,9 +103,9 @@ def served(running: Mesh, conductors: int, seconds: float = 60.0) -> Served:
     return Served(prefill, refused, left)
 
 
-def hot_blocks(running: Mesh) -> float:
-    """Copied so far, at the word of the conductor that answers."""
-    return loaded.total(running, HOT_BYTES) / float(running.get("/cluster")["agents"][0]["slot_bytes"])
+def blocks(running: Mesh, bytes: float) -> float:
+    """So many bytes of KV in blocks; agents tell a block's size within a heartbeat of their first engine."""
+    return bytes / max(1, *(agent["slot_bytes"] for agent in running.get("/cluster")["agents"]))
 
 
 def settled(running: Mesh, conductors: int, seconds: float = 30.0) -> Served:
@@ -142,7 +142,7 @@ async def sample(path: str, contender: Contender, number: int, samples: Samples)
     """One mesh, its loads one after the other; what was seen is added to ``samples``."""
     with several(path, contender.conductors, contender.hot_rate) as running:
         for name, shape in contender.loads.items():
-            before, copied = served(running, contender.conductors), hot_blocks(running)
+            before, copied = served(running, contender.conductors), loaded.total(running, HOT_BYTES)
             figures = await load(running, shape, RATE, SECONDS, salt=100 * number + len(name))
             counts = settled(running, contender.conductors).since(before)
             seen = {
@@ -154,7 +154,7 @@ async def sample(path: str, contender: Contender, number: int, samples: Samples)
                 "TTFT, median": figures["ttft_p50_s"],
                 "TTFT, p99": figures["ttft_p99_s"],
                 "prefill requests, busiest / mean": counts.spread,
-                "copied by the keeper": hot_blocks(running) - copied,
+                "copied by the keeper": blocks(running, loaded.total(running, HOT_BYTES) - copied),
                 "held afterwards": counts.left,
             }
             for what, value in seen.items():
