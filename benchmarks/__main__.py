@@ -33,7 +33,7 @@ def main() -> None:
         "--seconds",
         type=float,
         default=60.0,
-        help="each lasts; loads of overload a fifth of it (default 60)",
+        help="each lasts; loads of overload a third of it (default 60)",
     )
     parser.add_argument("--rate", type=float, default=4.0, help="tokens a second of each of them (default 4)")
     options = parser.parse_args()
@@ -63,7 +63,7 @@ async def run(suite: str, path: str, model: str, options: argparse.Namespace) ->
     elif suite == "conductors":
         report.write("conductors", await conductors.measure(path, max(1, rounds // 2)))
     elif suite == "overload":
-        report.write("overload", await overload.measure(path, served_name(path), options.seconds / 5))
+        report.write("overload", await overload.measure(path, served_name(path), options.seconds / 3))
     elif suite == "prefix":
         report.write("prefix", await prefix.measure(model, rounds))
     elif suite == "tracing":

@@ -92,8 +92,8 @@ class Completer:
             else:
                 ask = parse(raw)
             self.check_model(ask.model)
-            exchange.ask(ask)
             self._consider(raw, exchange)
+            exchange.ask(ask)
             prepared = await self._prepare(ask, len(raw), exchange)
             return await self._generate(request, exchange, ask, prepared)
         finally:

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from aiohttp import web
-from multidict import CIMultiDict
+from multidict import CIMultiDict, CIMultiDictProxy
 from opentelemetry import propagate, trace
+from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
@@ -86,16 +87,23 @@ class Exchange:
     @contextmanager
     def traced(self, request: web.BaseRequest, operation: str) -> Iterator[None]:
         """The request's root span, under the client's ``traceparent`` where it sent one."""
-        sane = CIMultiDict((name, value) for name, value in request.headers.items() if value.isascii())
-        parent = propagate.extract(sane)  # its readers of headers fail over other bytes
-        name = f"{request.method} {request.path}"
+        about = {
+            "http.request.method": request.method,
+            "url.path": request.path,
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "mooncake",
+            "mooncake.request": self.unique,
+            "mooncake.request_id": self.id,
+        }
         with tracer().start_as_current_span(
-            name, parent, SpanKind.SERVER, record_exception=False, set_status_on_exception=False
+            f"{request.method} {request.path}",
+            _parent(request.headers),
+            SpanKind.SERVER,
+            about,
+            record_exception=False,
+            set_status_on_exception=False,
         ) as span:
             self.span = span
-            span.set_attributes({"http.request.method": request.method, "url.path": request.path})
-            span.set_attributes({"gen_ai.operation.name": operation, "gen_ai.provider.name": "mooncake"})
-            span.set_attributes({"mooncake.request": self.unique, "mooncake.request_id": self.id})
             try:
                 yield
             except (asyncio.CancelledError, ConnectionError):
@@ -156,3 +164,12 @@ class Exchange:
             self.span.set_attribute("gen_ai.response.time_to_first_chunk", self.first)
         if self.slowest is not None:
             self.span.set_attribute("mooncake.tbt_s", self.slowest)
+
+
+def _parent(headers: CIMultiDictProxy[str]) -> Context:
+    """What the client's headers say of its trace, where they are ASCII: their readers fail over other bytes."""
+    told = [name for name in propagate.get_global_textmap().fields if name in headers]
+    if not told:
+        return Context()
+    sane = ((name, value) for name in told for value in headers.getall(name) if value.isascii())
+    return propagate.extract(CIMultiDict(sane))

@@ -107,10 +107,13 @@ class Line:
         """Seconds of capacity that whoever comes now has to leave, so that everybody finds enough in time: at each
         place there must have come back what those need who are due until then, as far as they are believed to come."""
         needed = most = 0.0
-        for place in self.places[:LOOKS]:
-            if place.shortage.objective <= objective:
-                needed += place.shortage.takes * self.belief
-                most = max(most, needed - max(0.0, place.due - now))
+        for place in self.places[:LOOKS]:  # at every request of an overload: no calls in here
+            shortage = place.shortage
+            if shortage.objective <= objective:
+                needed += shortage.takes * self.belief
+                behind = needed - (place.due - now) if place.due > now else needed
+                if behind > most:
+                    most = behind
         return most
 
 
