@@ -9,6 +9,9 @@ from typing import Any, NamedTuple, Protocol
 from shared.blocks import Namespace, Tokens
 from shared.messages import Output, Ref, Sampling, Usage
 
+BYTES_PER_TOKEN = 8
+"""Stage 0 assumes no more tokens than this allows: it may only refuse what is hopeless."""
+
 
 @dataclass
 class Siblings:
@@ -68,8 +71,9 @@ class Dispatcher(Protocol):
 
     def readiness(self) -> Readiness: ...
 
-    def consider(self, prompt_bytes: int, slo_ttft_ms: int = 0, ticket: int = 0) -> None:
-        """Stage 0 of admission, before tokenizing. Raises Contended (with retry_after_ms) or Unavailable."""
+    def consider(self, prompt_bytes: int, slo_ttft_ms: int = 0, ticket: int = 0, prompt_tokens: int = 0) -> None:
+        """Stage 0 of admission, before tokenizing. ``prompt_bytes``: of the whole body; ``prompt_tokens``: so many has
+        its first prompt at least. Raises Contended (with retry_after_ms) or Unavailable."""
 
     def generate(self, generation: Generation) -> AsyncIterator[Token]:
         """Tokens until the one with a finish reason. Raises, before the first token: Contended, Unavailable,

@@ -198,6 +198,28 @@ def test_hopeless_requests_are_refused_before_tokenizing(play: Play) -> None:
     play(scenario)
 
 
+def test_what_decode_has_no_room_for_is_refused_before_tokenizing(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        await asyncio.sleep(1.5)  # the first reports
+        world.dispatcher.consider(4000, prompt_tokens=500)
+        for id in ("d0", "d1"):
+            world.fakes[id].room = 50
+        await asyncio.sleep(1.5)
+        world.dispatcher.consider(4000, prompt_tokens=100)
+        world.dispatcher.consider(4000)  # of how many tokens is not known yet
+        with pytest.raises(Contended) as e:
+            world.dispatcher.consider(4000, ticket=7, prompt_tokens=500)
+        assert e.value.field == "no_room" and e.value.retry_after_ms > 0
+        assert world.dispatcher.cluster()["requests"]["rejected"] == 1
+        world.dispatcher.consider(40_000, prompt_tokens=5000)  # larger than any pool: that is no contention
+        for id in ("d0", "d1"):
+            world.fakes[id].room = 1000
+        await asyncio.sleep(2.5)
+        world.dispatcher.consider(4000, ticket=7, prompt_tokens=500)
+
+    play(scenario)
+
+
 def test_an_objective_that_would_be_missed_is_refused_with_a_time(play: Play) -> None:
     async def scenario(world: World) -> None:
         world.prefill_seconds = 1.0

@@ -137,9 +137,10 @@ class MeshDispatcher:
         yield "no_prefill", PREFILL not in roles
         yield "no_decode", DECODE not in roles
 
-    def consider(self, prompt_bytes: int, slo_ttft_ms: int = 0, ticket: int = 0) -> None:
+    def consider(self, prompt_bytes: int, slo_ttft_ms: int = 0, ticket: int = 0, prompt_tokens: int = 0) -> None:
         self._require_service()
-        self.mesh.gatekeeper.consider(asyncio.get_running_loop().time(), prompt_bytes, slo_ttft_ms, ticket)
+        blocks = -(-(prompt_tokens + 1) // self.namespace.block_size)
+        self.mesh.gatekeeper.consider(asyncio.get_running_loop().time(), prompt_bytes, slo_ttft_ms, ticket, blocks)
 
     def _require_service(self) -> None:
         """Raises what keeps a new request from being served, the most telling first."""

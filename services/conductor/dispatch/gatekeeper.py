@@ -9,13 +9,14 @@ from services.conductor.dispatch.backlog import Backlog
 from services.conductor.dispatch.rejected import late, rejected
 from services.conductor.dispatch.schedule_spans import refused_early
 from services.conductor.dispatch.settings import DispatchSettings
-from services.conductor.generation import Generation
+from services.conductor.generation import BYTES_PER_TOKEN, Generation
 from services.conductor.scheduling import Kept, Lane, Ledger, Objectives, Rejection, Shortage, VirtualQueue
 from services.conductor.scheduling.margin import Margin
+from services.conductor.scheduling.scheduler import leaving
 from shared.errors import Contended, MooncakeError, Unavailable
 
-BYTES_PER_TOKEN = 8
-"""Stage 0 assumes no more tokens than this allows: it may only refuse what is hopeless."""
+CLOSEST = 3
+"""Candidates that the span of a refusal at stage 0 names: under overload most spans are of refusals."""
 
 
 class Gatekeeper:
@@ -29,34 +30,52 @@ class Gatekeeper:
         self._queue = VirtualQueue()
         self._margin = Margin()
 
-    def consider(self, now: float, prompt_bytes: int, slo_ttft_ms: int, ticket: int) -> None:
-        """Stage 0, before tokenizing. Raises Contended, Unavailable."""
+    def consider(self, now: float, prompt_bytes: int, slo_ttft_ms: int, ticket: int, blocks: int) -> None:
+        """Stage 0, before tokenizing. ``blocks``: of KV that prompt and answer need at least. Raises Contended,
+        Unavailable."""
+        self._check_backlog()
+        tokens, allowed = prompt_bytes // BYTES_PER_TOKEN, (slo_ttft_ms or self._settings.slo_ttft_ms) / 1000
+        kept = self.kept(now, allowed, ticket)
+        self._check_room(now, blocks, allowed, ticket, kept)
+        self._check_first_token(now, tokens, allowed, ticket, kept)
+
+    def _check_backlog(self) -> None:
         try:
             self.backlog.check()
         except Contended:
             self._count("backlog")
             refused_early("backlog")
             raise
-        tokens, allowed = prompt_bytes // BYTES_PER_TOKEN, (slo_ttft_ms or self._settings.slo_ttft_ms) / 1000
+
+    def _check_room(self, now: float, blocks: int, allowed: float, ticket: int, kept: Kept) -> None:
+        if self._ledger.decodes.places(blocks) > kept.requests:
+            return
+        wanted = Objectives(allowed, self._settings.slo_tbt_ms / 1000)
+        refused_early("no_room", allowed=allowed)
+        no_room = Rejection("no_room", shortage=leaving(self._ledger.decodes.view(now, ()), wanted))
+        raise self.refuse(now, ticket, no_room, wanted)
+
+    def _check_first_token(self, now: float, tokens: int, allowed: float, ticket: int, kept: Kept) -> None:
         found = self._ledger.prefills.soonest(tokens, now)
         if found is None:
             raise Unavailable("no_prefill: no instance takes new work", field="no_prefill", retry_after_ms=1000)
         first, least, model = found
-        soonest = first + self.kept(now, allowed, ticket).seconds
-        if soonest > allowed:
-            self._count("stage0")
-            refused_early("stage0", soonest, allowed, lambda: self._ledger.prefills.at_best(tokens, now))
-            takes = min(model.seconds(tokens, 0), allowed) / self._ledger.prefills.opened  # more is never computed
-            late_by = soonest - allowed if least <= allowed else math.inf
-            retry = self._queue.refuse(now, ticket, Shortage(Lane.PREFILL, late_by, takes, allowed))
-            why = late("the first token", soonest, allowed)
-            raise Contended(
-                f"ttft: even at the emptiest instance {why}",
-                field="ttft",
-                retry_after_ms=math.ceil(retry * 1000),
-                predicted_ms=round(soonest * 1000),
-                limit_ms=round(allowed * 1000),
-            )
+        soonest = first + kept.seconds
+        if soonest <= allowed:
+            return
+        self._count("stage0")
+        refused_early("stage0", soonest, allowed, lambda: self._ledger.prefills.at_best(tokens, now, CLOSEST))
+        takes = min(model.seconds(tokens, 0), allowed) / self._ledger.prefills.opened  # more is never computed
+        late_by = soonest - allowed if least <= allowed else math.inf
+        retry = self._queue.refuse(now, ticket, Shortage(Lane.PREFILL, late_by, takes, allowed))
+        why = late("the first token", soonest, allowed)
+        raise Contended(
+            f"ttft: even at the emptiest instance {why}",
+            field="ttft",
+            retry_after_ms=math.ceil(retry * 1000),
+            predicted_ms=round(soonest * 1000),
+            limit_ms=round(allowed * 1000),
+        )
 
     def kept(self, now: float, objective: float, ticket: int) -> Kept:
         """What a request has to leave to others, and to the errors of predictions. To others nothing, where it is one
@@ -71,11 +90,11 @@ class Gatekeeper:
         """Seconds from placing a request until its first token."""
         self._margin.observe(actual - predicted)
 
-    def refuse(self, now: float, generation: Generation, rejection: Rejection, wanted: Objectives) -> MooncakeError:
+    def refuse(self, now: float, ticket: int, rejection: Rejection, wanted: Objectives) -> MooncakeError:
         """What the client is told."""
         self._count(rejection.reason)
         shortage = rejection.shortage
-        retry = self._queue.refuse(now, generation.ticket, shortage) if shortage else 1.0
+        retry = self._queue.refuse(now, ticket, shortage) if shortage else 1.0
         return rejected(rejection, retry, wanted)
 
     def accepted(self, now: float, generation: Generation) -> None:

@@ -245,7 +245,7 @@ class Run:
         """A new request is refused. One that was accepted before asks those it avoided again, slower and slower, until
         its first token comes or its patience ends."""
         if self._objectives is not None:
-            raise self._mesh.gatekeeper.refuse(now, self.generation, rejection, self._objectives)
+            raise self._mesh.gatekeeper.refuse(now, self.generation.ticket, rejection, self._objectives)
         if self._place_until is None:
             settings = self._mesh.settings
             patience = settings.stream_patience_s if self.stream.started else settings.placement_patience_s

@@ -11,6 +11,7 @@ import numpy as np
 from services.conductor.gateway.body import MAX_CHOICES, MAX_LISTED, MAX_UINT32, Body, ChatBody, CompletionBody, clip
 from services.conductor.gateway.messages import Conversation, conversation
 from services.conductor.gateway.unsupported import refuse_unsupported
+from services.conductor.generation import BYTES_PER_TOKEN
 from shared.blocks import Tokens
 from shared.errors import ContextLengthExceeded, InvalidInput
 from shared.messages import Sampling
@@ -59,6 +60,15 @@ class Ask:
     def ready(self) -> bool:
         """Its prompts are token ids already, and not to be turned into text."""
         return not self.echo and all(isinstance(prompt, np.ndarray) for prompt in self.prompts)
+
+    @property
+    def least_tokens(self) -> int:
+        """So many tokens the first prompt has at least, which decides for all; told without tokenizing."""
+        first = self.prompts[0]
+        if isinstance(first, np.ndarray):
+            return len(first)
+        texts = [first] if isinstance(first, str) else [turn["content"] or "" for turn in first]
+        return sum(map(len, texts)) // BYTES_PER_TOKEN
 
     def check_ids(self, vocabulary: int) -> None:
         """Raises InvalidInput for a token id that a model with so many tokens does not have."""

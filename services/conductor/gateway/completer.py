@@ -92,7 +92,7 @@ class Completer:
             else:
                 ask = parse(raw)
             self.check_model(ask.model)
-            self._consider(raw, exchange)
+            self._consider(raw, exchange, ask.least_tokens)
             exchange.ask(ask)
             prepared = await self._prepare(ask, len(raw), exchange)
             return await self._generate(request, exchange, ask, prepared)
@@ -107,9 +107,9 @@ class Completer:
         else:
             self._idle.set()
 
-    def _consider(self, raw: bytes, exchange: Exchange) -> None:
-        """Stage 0 of admission. Raises Contended, Unavailable."""
-        self._dispatcher.consider(len(raw), exchange.objectives.ttft_ms, exchange.ticket)
+    def _consider(self, raw: bytes, exchange: Exchange, tokens: int = 0) -> None:
+        """Stage 0 of admission. ``tokens``: that the prompt has at least. Raises Contended, Unavailable."""
+        self._dispatcher.consider(len(raw), exchange.objectives.ttft_ms, exchange.ticket, tokens)
 
     async def _prepare(self, ask: Ask, size: int, exchange: Exchange) -> list[Prepared]:
         """Token ids and keys. Raises Contended, Unavailable, InvalidInput."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -231,6 +232,15 @@ class Decodes:
         """What ended has room again before the instance's next report says so; that report then has the last word."""
         if seat.room < seat.most:
             seat.room = min(seat.room + blocks, seat.most)
+
+    def places(self, blocks: int) -> float:
+        """How many requests of so many blocks all open instances together have room for. What exceeds an empty
+        instance's promise gets all of it. Inf where no pool is that large: a decision says so."""
+        fits = self._open & (self._total >= blocks)
+        if not np.count_nonzero(fits):
+            return math.inf
+        found: float = np.maximum(self._room[fits] // np.minimum(self._most[fits], blocks), 0).sum(dtype=float)
+        return found
 
     def view(self, now: float, closed: Collection[str], block_size: int = 1) -> DecodeView:
         live, count = self.live, len(self.live)

@@ -1,0 +1,69 @@
+"""What stage 0 of admission is told of a request before anything of it is tokenized."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from services.conductor.gateway.ask import ask_chat, ask_completion
+from services.conductor.gateway.body import ChatBody, CompletionBody, decode_body
+from services.conductor.gateway.completer import LONG_BODY
+from services.conductor.gateway.tokenizer import Tokenizer
+from shared.errors import Contended
+from shared.telemetry import held_now
+from tests.gateway.fakes import CHAT, MODEL, Api
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens"),
+    [
+        ("x" * 799, 99),
+        ([1, 2, 3], 3),
+        ([[1] * 50, [1] * 90], 50),  # the first decides for all
+        (["x" * 80, "x" * 8000], 10),
+        ("ю" * 80, 10),
+        ("x", 0),
+    ],
+)
+def test_a_prompt_has_so_many_tokens_at_least(prompt: Any, tokens: int) -> None:
+    body = decode_body(json.dumps({"model": "m", "prompt": prompt}).encode(), CompletionBody)
+    assert ask_completion(body).least_tokens == tokens
+
+
+def test_a_conversation_has_those_of_all_its_turns() -> None:
+    called = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": [{"type": "text", "text": "x" * 80}]},
+        {"role": "assistant", "content": None, "tool_calls": called},
+        {"role": "tool", "tool_call_id": "1", "content": "x" * 160},
+    ]
+    body = decode_body(json.dumps({"model": "m", "messages": turns}).encode(), ChatBody)
+    assert ask_chat(body).least_tokens == 30
+
+
+async def test_nothing_that_is_refused_is_tokenized(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its size: a refusal costs next to nothing, or an overload is one of this server, too."""
+    told: list[tuple[int, int]] = []
+
+    def refuse(prompt_bytes: int, slo_ttft_ms: int = 0, ticket: int = 0, prompt_tokens: int = 0) -> None:
+        told.append((prompt_bytes, prompt_tokens))
+        raise Contended("busy", field="no_room", retry_after_ms=1500)
+
+    def tokenize(*_: object, **__: object) -> None:
+        raise AssertionError("tokenized")
+
+    monkeypatch.setattr(api.dispatcher, "consider", refuse)
+    monkeypatch.setattr(Tokenizer, "text", tokenize)
+    monkeypatch.setattr(Tokenizer, "render", tokenize)
+    for path, body, tokens in (
+        ("/v1/chat/completions", CHAT, len("hello") // 8),
+        ("/v1/completions", {"model": MODEL, "prompt": "x" * 8000}, 1000),
+        ("/v1/completions", {"model": MODEL, "prompt": "x" * LONG_BODY}, 0),  # before it is parsed
+    ):
+        status, answer, headers = await api.post(path, body)
+        assert (status, answer["error"]["reason"], headers["Retry-After-Ms"]) == (429, "no_room", "1500")
+        size, least = told.pop()
+        assert least == tokens and size > 8 * tokens and not told
+    assert not held_now()["tokenize_jobs"] and not api.dispatcher.asked
