@@ -137,7 +137,7 @@ class Server(ABC):
             preexec_fn=die_with_parent(),
         )
 
-    def wait_ready(self, timeout: float = 10.0) -> None:
+    def wait_ready(self, timeout: float = 60.0) -> None:
         """Block until it answers. Raises Unavailable when it exits or the deadline passes."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -148,7 +148,7 @@ class Server(ABC):
             time.sleep(0.01)
         raise Unavailable(f"{type(self).__name__} on port {self.port} not ready within {timeout:g} s")
 
-    def start(self, timeout: float = 10.0) -> Self:
+    def start(self, timeout: float = 60.0) -> Self:
         """spawn() and wait_ready(); a picked port that was taken meanwhile is picked again."""
         for last in range(PORT_TRIES - 1, -1, -1):
             self.spawn()

@@ -1,10 +1,13 @@
 """What all tests share: quiet threads, no setting of the developer's own environment, how much is drawn, who begins,
-and that no process outlives the run that started it."""
+and that neither process nor file outlives the run that started it."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -37,6 +40,17 @@ def _own_settings_only(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if (name.startswith("MOONCAKE_") and name not in KEPT) or name.startswith("OTEL_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A process that is killed leaves its temporary folders behind: here, they are in one that goes with the session."""
+    folder = tmp_path_factory.mktemp("tmp")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(tempfile, "tempdir", str(folder))
+        yield
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,6 +7,7 @@ WALK = (
     "tests/mesh/test_cancel_mesh.py",
     "tests/mesh/test_corruption_mesh.py::test_verify_always",
 )
+UNVERIFIED = ("tests/mesh/test_answers_mesh.py", "tests/mesh/test_corruption_mesh.py::test_verify_off")
 SIMULATED = (
     *("tests/mesh/test_surface_mesh.py", "tests/mesh/test_streams_mesh.py", "tests/mesh/test_metrics_mesh.py"),
     "tests/mesh/test_leaks_mesh.py",
@@ -16,8 +17,7 @@ LONGEST = (
     "clients",
     "walk tcp",
     "walk shm",
-    "tests/mesh/test_corruption_mesh.py",
-    "tests/mesh/test_answers_mesh.py",
+    "unverified",
     "tests/mesh/test_text_mesh.py",
     "simulated",
     "tests/mesh/test_chat_mesh.py",
@@ -36,6 +36,8 @@ def unit_of(nodeid: str) -> str:
         return "clients"
     if nodeid.startswith(WALK):
         return "walk tcp" if "tcp" in nodeid else "walk shm"
+    if nodeid.startswith(UNVERIFIED):
+        return "unverified"
     return "simulated" if nodeid.startswith(SIMULATED) else nodeid.partition("::")[0]
 
 

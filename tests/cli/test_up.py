@@ -81,7 +81,7 @@ def mesh(model: Path, log: Path, *flags: str) -> Iterator[Mesh]:
         finally:
             process.send_signal(signal.SIGINT)
             try:
-                process.wait(20)
+                process.wait(100)
             except subprocess.TimeoutExpired:
                 process.kill()
 

@@ -57,7 +57,7 @@ class Conductor:
     def answers(self) -> bool:
         """Whether it serves HTTP, ready or not."""
         try:
-            return self.ready() or bool(urllib.request.urlopen(self.url + "/health", timeout=10))
+            return self.ready() or bool(urllib.request.urlopen(self.url + "/health", timeout=60))
         except OSError:
             return False
 

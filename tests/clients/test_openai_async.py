@@ -113,7 +113,7 @@ async def test_a_cancelled_task_leaves_nothing(usual: AsyncOpenAI, mesh: Mesh) -
 
     reading = [asyncio.create_task(read()) for _ in range(4)]
     waiting = [asyncio.create_task(usual.completions.create(**LONG)) for _ in range(2)]
-    await asyncio.wait_for(begun.wait(), 60)
+    await asyncio.wait_for(begun.wait(), 100)
     for task in (*reading, *waiting):
         task.cancel()
     outcomes = await asyncio.gather(*reading, *waiting, return_exceptions=True)

@@ -139,7 +139,7 @@ async def test_what_cannot_be_had_is_named(model_folder: Path, field: str, value
 async def test_a_wrong_setting_is_one_line_and_exit_2() -> None:
     command = [sys.executable, "-m", "services.conductor", "--port", "eighty"]
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
-    _, errors = await asyncio.wait_for(process.communicate(), 60)
+    _, errors = await asyncio.wait_for(process.communicate(), 100)
     assert process.returncode == 2
     assert len(errors.decode().splitlines()) == 1
     assert b"port" in errors

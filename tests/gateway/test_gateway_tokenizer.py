@@ -157,5 +157,5 @@ def test_a_conductor_never_imports_torch_or_transformers(folder: Path) -> None:
         f"Tokenizer.load(Path({str(folder)!r})).text('hello');"
         "print([m for m in ('torch', 'transformers', 'vllm', 'pyverbs') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=55)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
     assert done.stdout.strip() == "[]", done.stderr

@@ -35,7 +35,7 @@ async def test_a_cancelled_caller_is_kept_until_its_step_is_over() -> None:
     compute, go, over = ComputeThread("t"), threading.Event(), threading.Event()
 
     def step() -> None:
-        go.wait(10)
+        go.wait(100)
         over.set()
 
     task = asyncio.ensure_future(compute.run(step))
@@ -54,7 +54,7 @@ async def test_a_cancelled_caller_is_kept_until_its_step_is_over() -> None:
 
 async def test_a_step_that_has_not_begun_is_taken_back() -> None:
     compute, go, ran = ComputeThread("t"), threading.Event(), list[int]()
-    first = asyncio.ensure_future(compute.run(lambda: go.wait(10)))
+    first = asyncio.ensure_future(compute.run(lambda: go.wait(100)))
     second = asyncio.ensure_future(compute.run(lambda: ran.append(1)))
     await asyncio.sleep(0.02)
     second.cancel()

@@ -142,9 +142,15 @@ def real_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
 @pytest.fixture(scope="session")
 def walk(up: Callable[..., Mesh]) -> Callable[..., Mesh]:
     """``walk(transport)``: two prefill nodes that take turns, and a decode node; every fetched block is checked."""
-    return lambda transport, verify="always": up(
-        *("--prefill", "2", "--decode", "1", "--policy", "least_loaded"), "--transport", transport, "--verify", verify
+    return lambda transport: up(
+        *("--prefill", "2", "--decode", "1", "--policy", "least_loaded"), "--transport", transport, "--verify", "always"
     )
+
+
+@pytest.fixture(scope="session")
+def unverified(up: Callable[..., Mesh]) -> Callable[[], Mesh]:
+    """A prefill node and two decode nodes, all over TCP; nothing that is fetched is checked."""
+    return lambda: up("--prefill", "1", "--decode", "2", "--transport", "tcp", "--verify", "off")
 
 
 @pytest.fixture(scope="session")

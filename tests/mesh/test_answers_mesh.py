@@ -89,8 +89,8 @@ async def complete(
 
 
 @pytest.fixture
-def mesh(up: Callable[..., Mesh]) -> Mesh:
-    return up("--prefill", "2", "--decode", "2", "--transport", "tcp")
+def mesh(unverified: Callable[[], Mesh]) -> Mesh:
+    return unverified()
 
 
 # -- one parameter at a time against the single process ----------------------------------------------------------------

@@ -29,7 +29,7 @@ async def test_a_chat_of_six_turns_reuses_all_of_the_turn_before(real_up: Callab
     for turn, question in enumerate(QUESTIONS):
         messages.append({"role": "user", "content": question})
         answer = await mesh.ask(
-            messages, path="/v1/chat/completions", model="SmolLM2-135M-Instruct", max_tokens=48, stream=bool(turn % 2)
+            messages, path="/v1/chat/completions", model="SmolLM2-135M-Instruct", max_tokens=24, stream=bool(turn % 2)
         )
         assert answer.status == 200, answer.error
         if turn == 0:

@@ -131,7 +131,7 @@ async def test_a4_first_token_is_a_stop_token(
     prompt = tokens(B + 5)
     stop = first_token(prompt)
     for stream in (False, True):
-        answer = await asyncio.wait_for(mesh.ask(prompt, stop_token_ids=[stop], stream=stream), 30)
+        answer = await asyncio.wait_for(mesh.ask(prompt, stop_token_ids=[stop], stream=stream), 100)
         assert (answer.text, answer.finish, answer.usage["completion_tokens"]) == ("", "stop", 1)
     assert await mesh.settled() == {}
 

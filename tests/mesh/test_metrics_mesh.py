@@ -84,7 +84,7 @@ class Prometheus:
 
     def get(self, path: str, **parameters: str) -> Any:
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-        with urllib.request.urlopen(url, timeout=20) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return json.load(answer)["data"]
 
     def query(self, expr: str) -> list[Any]:

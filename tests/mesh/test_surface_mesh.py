@@ -84,7 +84,7 @@ async def test_a7_a_body_of_50_mb_is_413_and_costs_no_memory(mesh: Mesh) -> None
                 break
             try:
                 writer.write(piece)
-                await asyncio.wait_for(writer.drain(), 60)
+                await asyncio.wait_for(writer.drain(), 100)
             except (ConnectionError, TimeoutError):
                 break
         async with asyncio.timeout(100):

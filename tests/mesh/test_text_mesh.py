@@ -189,7 +189,7 @@ async def test_a8_a_stop_string_ends_what_would_not_end(mesh: Mesh, chain: list[
 @pytest.mark.parametrize("stream", SIDES)
 async def test_a4_the_first_token_ends_the_answer(mesh: Mesh, chain: list[int], stream: bool) -> None:
     for prompt, options in ((chain, {}), (chain[:1], {"stop_token_ids": chain[1:2]})):
-        said = await asyncio.wait_for(say(mesh, prompt, stream=stream, **options), 30)
+        said = await asyncio.wait_for(say(mesh, prompt, stream=stream, **options), 100)
         assert (said.text, said.finish, said.usage["completion_tokens"]) == ("", "stop", 1)
     assert await mesh.settled() == {}
 

@@ -29,7 +29,7 @@ async def obey(client: Any, command: str, *arguments: str) -> None:
     owner = Owner("child/1")
     keys = [f"child-{int(i):010d}".encode()[:16] for i in arguments if i.isdecimal()]
     if command == "reserve":
-        client.kept += await client.reserve(keys, owner, PoolClass.PREFILL, 5.0)
+        client.kept += await client.reserve(keys, owner, PoolClass.PREFILL, 100.0)
     elif command == "fetch":
         await client.fetch(keys, b"", [], owner, PoolClass.CACHE, 100.0, chained=False)
     elif command == "wait":
@@ -43,7 +43,7 @@ async def obey(client: Any, command: str, *arguments: str) -> None:
     elif command == "landing":
         n = int(arguments[0])
         writer = Ref(arguments[1], int(arguments[2])) if len(arguments) > 2 else Ref("nobody", 1)
-        landing = await client.open_landing([], n, n * client.pool.geometry.block_size, writer, owner, 5.0)
+        landing = await client.open_landing([], n, n * client.pool.geometry.block_size, writer, owner, 100.0)
         print(landing.token, *[h.slot for h in landing.held], flush=True)
     elif command == "hangup":
         client._session.close()

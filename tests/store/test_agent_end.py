@@ -27,8 +27,8 @@ async def test_an_agent_that_has_ended_holds_nothing() -> None:
     settings = StoreSettings(socket="@test-" + uuid4().hex, pool_bytes=1 << 16, metrics_port=-1)
     async with run_agent(settings, LocalDirectory(Board())):
         client = await StoreClient.connect(settings.socket, NAMESPACE)
-        await client.allocate(2, Owner("request/1"), PoolClass.GROWTH, 1.0)
-        async with asyncio.timeout(10):
+        await client.allocate(2, Owner("request/1"), PoolClass.GROWTH, 100.0)
+        async with asyncio.timeout(100):
             while shown().get("store_slots") != 2:
                 await asyncio.sleep(TICK)
     assert shown() == {}

@@ -54,7 +54,7 @@ class AgentProcess:
         if self.process.returncode is None:
             self.process.send_signal(sign)
         assert self.process.stderr is not None
-        _, err = await asyncio.wait_for(self.process.communicate(), 10)
+        _, err = await asyncio.wait_for(self.process.communicate(), 100)
         return self.process.returncode or 0, err.decode()
 
     async def client(self) -> StoreClient:
@@ -89,7 +89,7 @@ def start(redis: str, mesh: str, stack: AsyncExitStack) -> Callable[..., Awaitab
     return start
 
 
-async def eventually(condition: Callable[[], Awaitable[Any]], timeout: float = 15.0) -> Any:
+async def eventually(condition: Callable[[], Awaitable[Any]], timeout: float = 100.0) -> Any:
     async with asyncio.timeout(timeout):
         while not (found := await condition()):
             await asyncio.sleep(0.05)
@@ -106,7 +106,7 @@ async def test_two_agents_exchange_blocks_through_the_index(
     a, b = await start("--transports", "require:tcp"), await start("--transports", "require:tcp")
     here, there = [await stack.enter_async_context(await agent.client()) for agent in (a, b)]
     keys = [os.urandom(16) for _ in range(3)]
-    held = await here.reserve(keys, OWNER, PoolClass.PREFILL, 1.0)
+    held = await here.reserve(keys, OWNER, PoolClass.PREFILL, 100.0)
     assert [h.kind for h in await here.commit(held, NAMESPACE.root(), keys, indexed=True)] == [Kind.PRESENT] * 3
     places = await lookup(metadata.link, mesh, keys)
     assert [set(place) for place in places] == [{code(here.agent.incarnation)}] * 3
@@ -116,7 +116,7 @@ async def test_two_agents_exchange_blocks_through_the_index(
 
     async def fetched() -> list[Fetched] | None:
         """The other agent knows this one from the next look at the metadata on."""
-        found = await there.fetch(keys, NAMESPACE.root(), [], OWNER, PoolClass.PREFILL, 5.0)
+        found = await there.fetch(keys, NAMESPACE.root(), [], OWNER, PoolClass.PREFILL, 100.0)
         return None if any(f.error for f in found) else found
 
     assert [f.transport for f in await eventually(fetched)] == ["tcp"] * 3
@@ -153,7 +153,7 @@ async def test_a_killed_agent_is_seen_and_the_next_incarnation_is_empty(start: A
     waiting = asyncio.create_task(client.wait(bytes(16), OWNER, 30.0))
     await waiting
     agent.process.kill()
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(100):
         while not client.closed:
             await asyncio.sleep(0.01)
     await agent.process.communicate()
@@ -172,20 +172,20 @@ async def test_a_stopped_writer_agent_is_cut_off_and_its_late_bytes_go_nowhere(
     prefill, decode = [await stack.enter_async_context(await agent.client()) for agent in (a, b)]
     await eventually(lambda: record_of(metadata, prefill))
     await eventually(lambda: record_of(metadata, decode))
-    (source,) = await prefill.allocate(1, OWNER, PoolClass.PREFILL, 1.0)
-    landing = await decode.open_landing([], 2, 32, prefill.agent, OWNER, 1.0)
+    (source,) = await prefill.allocate(1, OWNER, PoolClass.PREFILL, 100.0)
+    landing = await decode.open_landing([], 2, 32, prefill.agent, OWNER, 100.0)
     target = LandingTarget(decode.agent, landing.token, [h.slot for h in landing.held])
-    await prefill.stream(target, [Run(source.slot, 0, 0, 4, 0, 16)], OWNER, 5.0)
+    await prefill.stream(target, [Run(source.slot, 0, 0, 4, 0, 16)], OWNER, 100.0)
 
     a.process.send_signal(signal.SIGSTOP)
-    late = asyncio.create_task(prefill.stream(target, [Run(source.slot, 1, 0, 4, 0, 16)], OWNER, 5.0))
+    late = asyncio.create_task(prefill.stream(target, [Run(source.slot, 1, 0, 4, 0, 16)], OWNER, 100.0))
     await decode.close_landing(landing, keep=False)
 
     async def free() -> bool:
         stats: dict[str, float] = await decode.stats()
         return stats["store_holds"] == 0
 
-    await eventually(free, timeout=3.0)
+    await eventually(free)
     a.process.send_signal(signal.SIGCONT)
     with pytest.raises(MooncakeError) as refused:
         await late

@@ -81,7 +81,7 @@ async def test_a_reader_without_room_gives_back_what_it_was_leased(
     b = await start_agent(slots=2, transports="require:tcp", carry_bytes=carry)
     here, there = await connect(a), await connect(b)
     await here.put([(key(i), b"x" * 100) for i in range(4)])
-    full = await there.allocate(2, Owner("request/1"), PoolClass.GROWTH, 1.0)
+    full = await there.allocate(2, Owner("request/1"), PoolClass.GROWTH, 100.0)
     assert await there.get([key(i) for i in range(4)], timeout=0.1) == [None] * 4
     await until(lambda: not a.stats()["store_leases"])
     assert (await there.stats())["store_holds"] == 2
@@ -107,9 +107,9 @@ async def test_a_client_that_is_killed_in_the_middle_of_a_call_leaves_nothing_he
     monkeypatch.setattr(b._fetcher._reader, "read", slow)
     async with AsyncExitStack() as held:
         if command == "wait":
-            blocking = await there.reserve([b"child-0000000000"], owner, PoolClass.PREFILL, 1.0)
+            blocking = await there.reserve([b"child-0000000000"], owner, PoolClass.PREFILL, 100.0)
         elif command != "fetch":
-            blocking = await there.allocate(16, owner, PoolClass.GROWTH, 1.0)
+            blocking = await there.allocate(16, owner, PoolClass.GROWTH, 100.0)
         else:
             blocking = []
         held.push_async_callback(there.release, blocking)

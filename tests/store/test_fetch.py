@@ -29,18 +29,18 @@ def count(name: str, **labels: str) -> float:
 
 
 async def put_chain(client: StoreClient, keys: list[bytes]) -> None:
-    held = await client.reserve(keys, OWNER, PoolClass.PREFILL, 1.0)
+    held = await client.reserve(keys, OWNER, PoolClass.PREFILL, 100.0)
     await client.release(await client.commit(held, b"", keys))
 
 
-async def until(condition: Callable[[], bool], timeout: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], timeout: float = 100.0) -> None:
     async with asyncio.timeout(timeout):
         while not condition():
             await asyncio.sleep(0.01)
 
 
 def fetch(client: StoreClient, keys: list[bytes], *sources: str, **kw: Any) -> Any:
-    timeout, pool_class = kw.get("timeout", 5.0), kw.get("pool_class", PoolClass.PREFILL)
+    timeout, pool_class = kw.get("timeout", 100.0), kw.get("pool_class", PoolClass.PREFILL)
     return client.fetch(keys, b"", sources, OWNER, pool_class, timeout)
 
 
@@ -149,7 +149,7 @@ async def test_each_block_says_why_it_did_not_come(start_agent: Start, connect: 
     assert errors(await fetch(reader, [keys[2]])) == ["absent"]
     assert errors(await fetch(reader, keys[:1], "no such agent")) == ["peer_gone"]
     assert errors(await fetch(reader, keys[:1], "no such agent", b.ref.id, a.ref.id)) == [""]
-    await reader.allocate(1, OWNER, PoolClass.GROWTH, 1.0)
+    await reader.allocate(1, OWNER, PoolClass.GROWTH, 100.0)
     assert errors(await fetch(reader, keys[1:2], timeout=0.2)) == [PoolFull.code]
     assert (await reader.stats())["store_fetches"] == 0
 
@@ -157,14 +157,14 @@ async def test_each_block_says_why_it_did_not_come(start_agent: Start, connect: 
 async def test_a_block_that_a_neighbour_writes_is_waited_for(start_agent: Start, connect: Connect, key: Key) -> None:
     a = await start_agent()
     writer, reader = await connect(a), await connect(a)
-    held = await writer.reserve([key(0)], OWNER, PoolClass.PREFILL, 1.0)
+    held = await writer.reserve([key(0)], OWNER, PoolClass.PREFILL, 100.0)
     task = asyncio.create_task(fetch(reader, [key(0)]))
     await asyncio.sleep(0.05)
     assert not task.done()
     await writer.commit(held, b"", [key(0)])
     (fetched,) = await task
     assert (fetched.held.slot, fetched.bytes) == (held[0].slot, 0)
-    held = await writer.reserve([key(1)], OWNER, PoolClass.PREFILL, 1.0)
+    held = await writer.reserve([key(1)], OWNER, PoolClass.PREFILL, 100.0)
     assert errors(await fetch(reader, [key(1)], timeout=0.1)) == ["in_progress"]
 
 
@@ -179,7 +179,7 @@ async def test_prefetched_blocks_yield_and_must_be_leased_before_use(
     assert errors(fetched) == ["", ""]
     assert b.stats()["store_prefetched"] == 2
     hard = [h for h in await reader.lease(keys[:1], OWNER) if h is not None]
-    taken = await reader.allocate(3, OWNER, PoolClass.LANDING, 1.0)
+    taken = await reader.allocate(3, OWNER, PoolClass.LANDING, 100.0)
     assert {h.slot for h in taken}.isdisjoint({h.slot for h in hard})
     assert [h is not None for h in await reader.lease(keys, OWNER)] == [True, False]
     await reader.release([f.held for f in fetched])  # one of them is over already
@@ -199,7 +199,7 @@ async def test_prefetch_takes_what_it_gets_now_and_does_not_wait(
     assert errors(fetched) == [""] * 4 + ["pool_full"] * 2
     assert b.stats()["store_prefetched"] == 4
     await reader.release([f.held for f in fetched if f.held is not None])
-    later = await reader.fetch(keys, b"", [], Owner("request/2"), PoolClass.PREFETCH, 5.0)
+    later = await reader.fetch(keys, b"", [], Owner("request/2"), PoolClass.PREFETCH, 100.0)
     assert errors(later) == [""] * 6
 
 
@@ -208,11 +208,11 @@ async def test_what_a_cancelled_call_is_granted_later_comes_back(
 ) -> None:
     a = await start_agent(slots=2)
     holder, waiter = await connect(a), await connect(a)
-    held = await holder.allocate(2, OWNER, PoolClass.PREFILL, 1.0)
+    held = await holder.allocate(2, OWNER, PoolClass.PREFILL, 100.0)
     tasks = [
-        asyncio.create_task(waiter.allocate(2, OWNER, PoolClass.PREFILL, 5.0)),
-        asyncio.create_task(waiter.reserve([key(0)], OWNER, PoolClass.PREFILL, 5.0)),
-        asyncio.create_task(waiter.open_landing([], 1, 3, waiter.agent, OWNER, 5.0)),
+        asyncio.create_task(waiter.allocate(2, OWNER, PoolClass.PREFILL, 100.0)),
+        asyncio.create_task(waiter.reserve([key(0)], OWNER, PoolClass.PREFILL, 100.0)),
+        asyncio.create_task(waiter.open_landing([], 1, 3, waiter.agent, OWNER, 100.0)),
     ]
     await until(lambda: a.stats()["store_waiting"] == 3)
     for task in tasks:
@@ -225,7 +225,7 @@ async def test_what_a_cancelled_call_is_granted_later_comes_back(
 
 async def test_older_requests_are_served_first(start_agent: Start, connect: Connect) -> None:
     client = await connect(await start_agent(slots=4))
-    held = await client.allocate(4, OWNER, PoolClass.PREFILL, 1.0)
+    held = await client.allocate(4, OWNER, PoolClass.PREFILL, 100.0)
     served: list[str] = []
 
     async def ask(name: str, age: float, slots: int, pool_class: PoolClass) -> None:
@@ -284,7 +284,7 @@ async def test_whenever_the_keeping_of_a_landing_is_cancelled_nothing_stays_held
     a = await start_agent()
     client = await connect(a)
     await put_chain(client, [key(0)])
-    landing = await client.open_landing([key(0)], 1, 16, client.agent, OWNER, 1.0)
+    landing = await client.open_landing([key(0)], 1, 16, client.agent, OWNER, 100.0)
     keeping = asyncio.create_task(client.close_landing(landing, keep=True))
     for _ in range(steps):
         await asyncio.sleep(0)
@@ -306,10 +306,10 @@ async def test_whenever_a_call_is_cancelled_nothing_stays_held(
     await put_chain(owner, [key(0)])
     calls = [
         fetch(reader, [key(0)]),
-        reader.allocate(2, OWNER, PoolClass.PREFILL, 5.0),
-        reader.reserve([key(1)], OWNER, PoolClass.PREFILL, 5.0),
-        reader.open_landing([], 1, 3, reader.agent, OWNER, 5.0),
-        reader.wait(key(1), OWNER, 5.0),
+        reader.allocate(2, OWNER, PoolClass.PREFILL, 100.0),
+        reader.reserve([key(1)], OWNER, PoolClass.PREFILL, 100.0),
+        reader.open_landing([], 1, 3, reader.agent, OWNER, 100.0),
+        reader.wait(key(1), OWNER, 100.0),
     ]
     tasks = [asyncio.create_task(call) for call in calls]
     for _ in range(steps):

@@ -56,11 +56,11 @@ async def test_the_youngest_prefill_gives_way_to_an_older_landing(start_agent: S
 async def test_a_landing_is_ended_without_a_word_from_its_engine(start_agent: Start, connect: Connect) -> None:
     a = await start_agent(slots=6, drain_timeout=0.1, abort_after=0.05)
     deaf, other = await connect(a), await connect(a)  # nobody watches: the engine may be stopped
-    landing = await deaf.open_landing([], 5, 80, WRITER, YOUNG, 1.0)
+    landing = await deaf.open_landing([], 5, 80, WRITER, YOUNG, 100.0)
     held = await other.allocate(3, OLD, PoolClass.PREFILL, 60.0)
     assert len(held) == 3
     with pytest.raises(Fenced):
-        await deaf.missing(landing, 1.0)
+        await deaf.missing(landing, 100.0)
 
 
 async def test_growth_takes_room_at_once_and_a_running_request_keeps_its_own(
@@ -68,7 +68,7 @@ async def test_growth_takes_room_at_once_and_a_running_request_keeps_its_own(
 ) -> None:
     a = await start_agent(slots=6, abort_after=30.0, drain_timeout=0.1)
     engine = Engine(await connect(a))
-    landing = await engine.client.open_landing([], 2, 32, Ref(a.ref.id, a.ref.incarnation), YOUNG, 1.0)
+    landing = await engine.client.open_landing([], 2, 32, Ref(a.ref.id, a.ref.incarnation), YOUNG, 100.0)
     slab = next(iter(a.slabs.values()))
     slab.landings.report(landing.token, Ref(a.ref.id, a.ref.incarnation), [(0, 0, 4, 0, 16), (1, 0, 4, 0, 16)])
     engine.held[YOUNG.id] = list(await engine.client.close_landing(landing, keep=True))  # it runs

@@ -87,7 +87,7 @@ class Node:
         return self.slab.pool.slots.free
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(100):
             while not condition():
                 await asyncio.sleep(0.005)
 

@@ -49,7 +49,7 @@ GARBAGE = [
 def send_raw(address: str, data: bytes) -> bytes:
     """What comes back until the agent hangs up, the challenge left out."""
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(3)
+        sock.settimeout(100)
         sock.connect("\0" + address[1:])
         sock.recv(4096)
         sock.sendall(data)
@@ -83,7 +83,7 @@ async def test_garbage_after_the_greeting_ends_that_connection_alone(
     transport = bad._session._transport
     assert transport is not None
     transport.write(data)
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(100):
         while not bad.closed:
             await asyncio.sleep(0.01)
     with pytest.raises(AgentGone):
@@ -103,19 +103,19 @@ async def test_wrong_arguments_are_refused_and_the_connection_lives(
         lambda id: wire.Reserve(id, key(0), by, float("nan")),
         lambda id: wire.Reserve(id, key(0), wire.By("o", 0.0, 77), 1.0),
         lambda id: wire.Allocate(id, 1, wire.By("o", float("nan"), 0), 1.0),
-        lambda id: wire.Allocate(id, -1, by, 1.0),
-        lambda id: wire.Wait(id, b"", by, 1.0),
+        lambda id: wire.Allocate(id, -1, by, 100.0),
+        lambda id: wire.Wait(id, b"", by, 100.0),
         lambda id: wire.Commit(id, [1, 2], b"", key(0)),
         lambda id: wire.Commit(id, [1], b"parent", key(0)),
         lambda id: wire.Commit(id, [1], b"", key(0), [0]),
-        lambda id: wire.OpenLanding(id, b"", 2, 100, client.agent, by, 1.0),
+        lambda id: wire.OpenLanding(id, b"", 2, 100, client.agent, by, 100.0),
         lambda id: wire.Stream(id, client.agent, 1, [0], [(99, 0, 0, 1, 0, 1)], 1.0),
         lambda id: wire.Stream(id, client.agent, 1, [0], [(0, 0, 0, 1, 0, 1)], 1.0),  # a free slot
     ):
         with pytest.raises(InvalidInput):
             await ask(make, Any)
     with pytest.raises(DoesNotFit):
-        await ask(lambda id: wire.OpenLanding(id, b"", 1 << 60, 100, client.agent, by, 1.0), Any)
+        await ask(lambda id: wire.OpenLanding(id, b"", 1 << 60, 100, client.agent, by, 100.0), Any)
     assert await client.contains([key(0)]) == [False]
 
 
@@ -123,7 +123,7 @@ async def test_the_secret_is_needed(start_agent: Start, connect: Connect) -> Non
     a = await start_agent()
     namespace = (await connect(a)).pool.geometry
     with pytest.raises(Unauthorized):
-        await StoreClient.connect(a.settings.socket, like(namespace), secret="wrong", timeout=1.0)
+        await StoreClient.connect(a.settings.socket, like(namespace), secret="wrong", timeout=100.0)
 
 
 def like(geometry: Any, **other: Any) -> Namespace:
@@ -139,17 +139,17 @@ async def test_a_second_namespace_is_refused_naming_the_limit_or_gets_its_own_sl
     first = await connect(a)
     other = like(first.pool.geometry, model="other")
     with pytest.raises(ConfigError, match="slab_bytes") as refused:
-        await StoreClient.connect(a.settings.socket, other, secret="s", timeout=1.0)
+        await StoreClient.connect(a.settings.socket, other, secret="s", timeout=100.0)
     assert refused.value.field == "slab_bytes"
 
     b = await start_agent(slots=4, slab_bytes=2 * first.pool.stride)
     one = await connect(b)
-    async with await StoreClient.connect(b.settings.socket, other, secret="s", timeout=1.0) as two:
+    async with await StoreClient.connect(b.settings.socket, other, secret="s", timeout=100.0) as two:
         assert (one.pool.slots, two.pool.slots) == (2, 2)
         await one.put([(key(0), b"x")])
         assert await two.contains([key(0)]) == [False]  # no namespace sees another's blocks
         salted = like(first.pool.geometry, salt="tenant")
-        async with await StoreClient.connect(b.settings.socket, salted, secret="s", timeout=1.0) as three:
+        async with await StoreClient.connect(b.settings.socket, salted, secret="s", timeout=100.0) as three:
             assert three.pool.slots == 2 and await three.contains([key(0)]) == [True]
 
 
@@ -178,12 +178,12 @@ async def test_engines_see_the_agent_go_and_attach_to_the_next_incarnation(key: 
         client = await StoreClient.connect(address, namespace)
         waiting = asyncio.create_task(client.wait(key(0), OWNER, 30.0))
         await client.put([(key(0), b"x")])
-        held = await client.allocate(1, OWNER, PoolClass.GROWTH, 1.0)
+        held = await client.allocate(1, OWNER, PoolClass.GROWTH, 100.0)
         before = client.agent
         with open(client.pool.path, "r+b") as pool:
             old = pool.read(1)
     await waiting
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(100):
         while not client.closed:
             await asyncio.sleep(0.01)
     with pytest.raises(AgentGone):
@@ -193,7 +193,7 @@ async def test_engines_see_the_agent_go_and_attach_to_the_next_incarnation(key: 
         assert pool.read(1) == old
     with pytest.raises(AgentGone):
         await StoreClient.connect(address, namespace, timeout=0.2)
-    connecting = asyncio.create_task(StoreClient.connect(address, namespace, timeout=5.0))
+    connecting = asyncio.create_task(StoreClient.connect(address, namespace, timeout=100.0))
     await asyncio.sleep(0.1)
     async with run_agent(chosen, LocalDirectory(Board())):
         again = await connecting
@@ -238,11 +238,11 @@ async def test_the_sync_client(start_agent: Start, connect: Connect, key: Key) -
 async def test_close_gives_everything_back(start_agent: Start, connect: Connect, key: Key) -> None:
     a = await start_agent(slots=4)
     client = await connect(a)
-    await client.reserve([key(0)], OWNER, PoolClass.PREFILL, 1.0)
-    await client.allocate(1, OWNER, PoolClass.PREFILL, 1.0)
-    await client.open_landing([], 2, 20, client.agent, OWNER, 1.0)
+    await client.reserve([key(0)], OWNER, PoolClass.PREFILL, 100.0)
+    await client.allocate(1, OWNER, PoolClass.PREFILL, 100.0)
+    await client.open_landing([], 2, 20, client.agent, OWNER, 100.0)
     await client.close()
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(100):
         while a.stats()["free"] < 4:
             await asyncio.sleep(0.01)
     assert a.stats()["store_holds"] == a.stats()["store_landings"] == 0

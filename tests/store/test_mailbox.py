@@ -76,7 +76,7 @@ async def test_who_writes_the_key_already_and_a_full_pool_are_waited_for(
 ) -> None:
     agent = await start_agent(slots=2)
     writer, client = await connect(agent), await connect(agent)
-    held = await writer.reserve([key(0)], OWNER, PoolClass.PREFILL, 1.0)
+    held = await writer.reserve([key(0)], OWNER, PoolClass.PREFILL, 100.0)
     waiting = asyncio.create_task(client.put([(key(0), b"mine")]))
     await asyncio.sleep(0.02)
     assert not waiting.done()
@@ -84,7 +84,7 @@ async def test_who_writes_the_key_already_and_a_full_pool_are_waited_for(
     assert [r.stored for r in await waiting] == [True]
     assert await writer.get([key(0)]) == [b"mine"]
 
-    full = await writer.allocate(2, OWNER, PoolClass.PREFILL, 1.0)
+    full = await writer.allocate(2, OWNER, PoolClass.PREFILL, 100.0)
     (refused,) = await client.put([(key(1), b"x")], timeout=0.05)
     assert isinstance(refused.error, PoolFull)
     waiting = asyncio.create_task(client.put([(key(1), b"x")]))

@@ -31,16 +31,16 @@ async def test_a_cancelled_put_keeps_its_slot_until_its_copy_has_ended(
 
     def write(self: PoolBytes, slot: int, data: Data) -> None:
         begun.set()
-        go_on.wait(10)
+        go_on.wait(100)
         plain(self, slot, data)
 
     monkeypatch.setattr(PoolBytes, "write", write)
     monkeypatch.setattr("services.store.objects.AT_ONCE", 0)
     monkeypatch.setattr("services.store.objects.MAILBOX", 0)
     put = asyncio.create_task(client.put([(key(1), b"some bytes")]))
-    await asyncio.to_thread(begun.wait, 10)
+    await asyncio.to_thread(begun.wait, 100)
     put.cancel()
-    taken = asyncio.create_task(client.allocate(2, Owner("another"), PoolClass.GROWTH, 10.0))
+    taken = asyncio.create_task(client.allocate(2, Owner("another"), PoolClass.GROWTH, 100.0))
     await asyncio.sleep(0.1)
     assert not put.done() and not taken.done()
 
@@ -89,13 +89,13 @@ async def test_a_cancelled_get_into_is_over_when_nothing_writes_into_the_buffer_
 
     def read_into(self: PoolBytes, slot: int, length: int, into: Buffer) -> None:
         begun.set()
-        go_on.wait(10)
+        go_on.wait(100)
         plain(self, slot, length, into)
 
     monkeypatch.setattr(PoolBytes, "read_into", read_into)
     monkeypatch.setattr("services.store.objects.AT_ONCE", 0)
     get = asyncio.create_task(client.get_into([(key(1), bytearray(10))]))
-    await asyncio.to_thread(begun.wait, 10)
+    await asyncio.to_thread(begun.wait, 100)
     get.cancel()
     done, _ = await asyncio.wait({get}, timeout=0.05)
     assert not done

@@ -29,12 +29,12 @@ async def pair(start_agent: Start, connect: Connect, key: Key, **owner: Any) -> 
     a = await start_agent(transports="require:tcp", **owner)
     b = await start_agent(transports="require:tcp", carry_bytes=0)
     writer = await connect(a)
-    held = await writer.reserve([key(0)], OWNER, PoolClass.PREFILL, 1.0)
+    held = await writer.reserve([key(0)], OWNER, PoolClass.PREFILL, 100.0)
     await writer.release(await writer.commit(held, b"", [key(0)]))
     return a, b, await connect(b)
 
 
-async def outcome(reader: StoreClient, key: bytes, timeout: float = 5.0) -> str:
+async def outcome(reader: StoreClient, key: bytes, timeout: float = 100.0) -> str:
     (fetched,) = await reader.fetch([key], b"", [], OWNER, PoolClass.PREFILL, timeout)
     return fetched.error
 
@@ -69,10 +69,10 @@ async def test_what_completes_after_the_lease_is_discarded(
 async def test_b6_a_slow_read_is_renewed_and_succeeds(
     start_agent: Start, connect: Connect, key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a, b, reader = await pair(start_agent, connect, key, lease_ttl=0.2)
-    delay(monkeypatch, b, lambda: asyncio.sleep(0.7))
+    a, b, reader = await pair(start_agent, connect, key, lease_ttl=1.0)
+    delay(monkeypatch, b, lambda: asyncio.sleep(2.5))
     assert await outcome(reader, key(0)) == ""
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(100):
         while a.stats()["store_leases"]:
             await asyncio.sleep(0.01)
 
@@ -100,7 +100,7 @@ async def test_a_read_past_its_deadline_frees_its_destination(
     delay(monkeypatch, b, lambda: asyncio.sleep(1.0))
     assert await outcome(reader, key(0), timeout=0.2) == "deadline_exceeded"
     assert b.stats()["store_holds"] == 1  # rule: dest_held
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(100):
         while b.stats()["store_holds"] or b.stats()["store_fetches"]:
             await asyncio.sleep(0.01)
 
@@ -118,7 +118,7 @@ async def test_watermarks_evict_ahead_of_need(start_agent: Start, connect: Conne
     a = await start_agent(slots=20, low_watermark=0.2, high_watermark=0.4)
     client = await connect(a)
     await client.put([(key(i), b"x") for i in range(18)])
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(100):
         while a.stats()["free"] < 8:
             await asyncio.sleep(0.01)
     assert await client.contains([key(17)]) == [True]

@@ -206,7 +206,7 @@ async def test_a_pinned_copy_stays_and_a_full_agent_says_why(start_agent: Start,
     assert [len(r.agents) for r in await here.change_replica([key(0), key(1)], 1)] == [2, 1]
 
     full = await connect(b)
-    await full.allocate(7, Owner("busy"), PoolClass.GROWTH, 1.0)
+    await full.allocate(7, Owner("busy"), PoolClass.GROWTH, 100.0)
     await here.put([(key(2), b"z")])
     (refused,) = await here.change_replica([key(2)], 2, timeout=0.5)
     assert refused.agents == (a.ref.id,) and refused.short and refused.error is not None

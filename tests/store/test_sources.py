@@ -166,7 +166,7 @@ async def test_landings_and_other_agents_get_what_the_disk_has(start_ssd: Start,
     agent, client, _ = await pair(start_ssd, stack)
     measured(agent, 1e4)
     before = counted()
-    landing = await client.open_landing(KEYS[:4], 4, 4 * 16, client.agent, OWNER, 10.0)
+    landing = await client.open_landing(KEYS[:4], 4, 4 * 16, client.agent, OWNER, 100.0)
     assert landing.have and counted()[1] == before[1]
     await client.close_landing(landing, keep=False)
     reader = await client_of(await start_ssd(ssd_path="", ssd_bytes=0, slots=64), stack)

@@ -29,7 +29,7 @@ async def test_a_landing_has_what_its_nodes_ssd_has(start_ssd: Start, stack: Asy
     agent, client = await begun(start_ssd, stack, 32)
     before = count("read_blocks_total")
     keys = [key_of(i) for i in range(4)]
-    landing = await client.open_landing([*keys, key_of(99)], 6, 5 * 16 + 3, client.agent, OWNER, 10.0)
+    landing = await client.open_landing([*keys, key_of(99)], 6, 5 * 16 + 3, client.agent, OWNER, 100.0)
     assert landing.have == {0, 1, 2, 3} and count("read_blocks_total") - before == 4
     await client.close_landing(landing, keep=False)
     async with asyncio.timeout(100):
@@ -44,11 +44,11 @@ async def test_a_landing_that_needs_the_room_goes_first(start_ssd: Start, stack:
     client = await client_of(agent, stack)
     await put_slowly(agent, client, range(32))
     await written(agent, 24)
-    held = await client.allocate(8, OWNER, PoolClass.PREFILL, 10.0)
+    held = await client.allocate(8, OWNER, PoolClass.PREFILL, 100.0)
     keys = [key_of(i) for i in range(12)]
     with pytest.raises(Exception, match="room"):
         await client.open_landing(keys, 12, 12 * 16, client.agent, OWNER, 0.2)
-    landing = await client.open_landing(keys[:6], 8, 8 * 16, client.agent, OWNER, 10.0)
+    landing = await client.open_landing(keys[:6], 8, 8 * 16, client.agent, OWNER, 100.0)
     assert len(landing.held) == 8
     await client.close_landing(landing, keep=False)
     await client.release(held)

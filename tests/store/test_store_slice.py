@@ -21,7 +21,7 @@ async def write_chain(
 ) -> list[bytes]:
     """Random committed blocks under ``keys``; returns their bytes."""
     size = client.pool.geometry.slot_bytes
-    held = await client.reserve(keys, OWNER, PoolClass.PREFILL, 1.0)
+    held = await client.reserve(keys, OWNER, PoolClass.PREFILL, 100.0)
     assert [h.kind for h in held] == [Kind.NEW] * len(keys)
     data = [np.random.default_rng(seed + i).bytes(size) for i in range(len(keys))]
     for h, content in zip(held, data, strict=True):
@@ -41,7 +41,7 @@ async def test_blocks_written_at_one_agent_are_fetched_at_another(
     keys = [key(i) for i in range(5)]
     data = await write_chain(writer, view(writer), keys)
 
-    fetched = await reader.fetch(keys, b"", [], OWNER, PoolClass.PREFILL, 5.0)
+    fetched = await reader.fetch(keys, b"", [], OWNER, PoolClass.PREFILL, 100.0)
 
     assert [f.error for f in fetched] == [""] * 5
     assert {f.transport for f in fetched} == {transport}
@@ -50,7 +50,7 @@ async def test_blocks_written_at_one_agent_are_fetched_at_another(
     pool = view(reader)
     assert [pool[f.held.slot, :size].tobytes() for f in fetched] == data
     assert await reader.contains(keys) == [True] * 5
-    again = await reader.fetch(keys, b"", [], OWNER, PoolClass.PREFILL, 5.0)
+    again = await reader.fetch(keys, b"", [], OWNER, PoolClass.PREFILL, 100.0)
     assert [(f.transport, f.bytes) for f in again] == [("", 0)] * 5
 
 
@@ -61,10 +61,10 @@ async def test_a_prompt_is_streamed_into_a_landing(
     b = await start_agent(transports=f"require:{transport}")
     prefill, decode = await connect(a), await connect(b)
     g, tokens = prefill.pool.geometry, 40  # two full blocks of 16 and one of 8
-    landing = await decode.open_landing([key(0), key(1)], 3, tokens, prefill.agent, OWNER, 1.0)
+    landing = await decode.open_landing([key(0), key(1)], 3, tokens, prefill.agent, OWNER, 100.0)
     assert landing.have == frozenset()
     target = LandingTarget(decode.agent, landing.token, [h.slot for h in landing.held])
-    source = await prefill.allocate(3, OWNER, PoolClass.PREFILL, 1.0)
+    source = await prefill.allocate(3, OWNER, PoolClass.PREFILL, 100.0)
     pool = view(prefill)
     for h in source:
         pool[h.slot] = np.random.default_rng(h.slot).integers(0, 256, pool.shape[1], np.uint8)
@@ -73,8 +73,8 @@ async def test_a_prompt_is_streamed_into_a_landing(
     for first, last in ((0, 1), (1, 4)):
         runs = [Run(source[i].slot, i, first, last, 0, 16 if i < 2 else 8) for i in range(3)]
         assert await decode.missing(landing, 0.01)
-        moved += await prefill.stream(target, runs, OWNER, 5.0)
-    assert not await decode.missing(landing, 1.0)
+        moved += await prefill.stream(target, runs, OWNER, 100.0)
+    assert not await decode.missing(landing, 100.0)
     assert moved == tokens * g.token_bytes * g.layers
 
     held = await decode.close_landing(landing, keep=True)
@@ -96,20 +96,20 @@ async def test_ipv6_and_the_same_node(
     here, there = await connect(a), await connect(b)
     keys = [key(i) for i in range(2)]
     data = await write_chain(here, view(here), keys)
-    assert [f.error for f in await there.fetch(keys, b"", [a.ref.id], OWNER, PoolClass.PREFILL, 5.0)] == ["", ""]
+    assert [f.error for f in await there.fetch(keys, b"", [a.ref.id], OWNER, PoolClass.PREFILL, 100.0)] == ["", ""]
 
     source = [h for h in await here.lease(keys, OWNER) if h is not None]
-    landing = await here.open_landing([], 2, 32, here.agent, OWNER, 1.0)
+    landing = await here.open_landing([], 2, 32, here.agent, OWNER, 100.0)
     target = LandingTarget(here.agent, landing.token, [h.slot for h in landing.held])
     size = here.pool.geometry.slot_bytes
     assert (
-        await here.stream(target, [Run(h.slot, i, 0, 4, 0, 16) for i, h in enumerate(source)], OWNER, 5.0) == 2 * size
+        await here.stream(target, [Run(h.slot, i, 0, 4, 0, 16) for i, h in enumerate(source)], OWNER, 100.0) == 2 * size
     )
-    assert not await here.missing(landing, 1.0)
+    assert not await here.missing(landing, 100.0)
     held = await here.close_landing(landing, keep=True)
     assert [view(here)[h.slot, :size].tobytes() for h in held] == data
     with pytest.raises(Fenced):
-        await here.stream(target, [Run(source[0].slot, 0, 0, 1, 0, 16)], OWNER, 5.0)
+        await here.stream(target, [Run(source[0].slot, 0, 0, 1, 0, 16)], OWNER, 100.0)
 
 
 async def test_a_writer_may_not_exceed_its_landing(
@@ -118,8 +118,8 @@ async def test_a_writer_may_not_exceed_its_landing(
     a = await start_agent(transports=f"require:{transport}")
     b = await start_agent(transports=f"require:{transport}")
     prefill, decode = await connect(a), await connect(b)
-    (source,) = await prefill.allocate(1, OWNER, PoolClass.PREFILL, 1.0)
-    (victim,) = await decode.allocate(1, OWNER, PoolClass.GROWTH, 1.0)
+    (source,) = await prefill.allocate(1, OWNER, PoolClass.PREFILL, 100.0)
+    (victim,) = await decode.allocate(1, OWNER, PoolClass.GROWTH, 100.0)
     landing = await decode.open_landing([], 2, 32, prefill.agent, OWNER, 1.0, apart=frozenset({1}))
     slots = [h.slot for h in landing.held]
     run = [Run(source.slot, 0, 0, 4, 0, 16)]
@@ -133,13 +133,13 @@ async def test_a_writer_may_not_exceed_its_landing(
         LandingTarget(Ref(decode.agent.id, 1), landing.token, slots),
     ):
         with pytest.raises(MooncakeError):
-            await prefill.stream(bad, run, OWNER, 3.0)
+            await prefill.stream(bad, run, OWNER, 100.0)
     with pytest.raises(Fenced):  # another connection's
         await other.missing(landing, 0.1)
     await decode.owe(landing, [1])
     whole = LandingTarget(decode.agent, landing.token, slots)
-    await prefill.stream(whole, [*run, Run(source.slot, 1, 0, 4, 0, 16)], OWNER, 5.0)
-    assert not await decode.missing(landing, 1.0)
+    await prefill.stream(whole, [*run, Run(source.slot, 1, 0, 4, 0, 16)], OWNER, 100.0)
+    assert not await decode.missing(landing, 100.0)
     assert a.stats()["store_streams"] == 0
 
 

@@ -60,20 +60,20 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
 
 
 async def put(client: StoreClient, keys: list[bytes]) -> None:
-    held = await client.reserve(keys, OWNER, PoolClass.PREFILL, 1.0)
+    held = await client.reserve(keys, OWNER, PoolClass.PREFILL, 100.0)
     await client.release(await client.commit(held, b"", keys))
 
 
 async def stream(start_agent: Any, connect: Any, tracer: Tracer | None) -> None:
     """A landing, a stream into it, traced by ``tracer``."""
     prefill, decode = await connect(await start_agent()), await connect(await start_agent())
-    (source,) = await prefill.allocate(1, OWNER, PoolClass.PREFILL, 1.0)
+    (source,) = await prefill.allocate(1, OWNER, PoolClass.PREFILL, 100.0)
 
     async def go() -> None:
-        landing = await decode.open_landing([], 1, 16, prefill.agent, OWNER, 1.0)
+        landing = await decode.open_landing([], 1, 16, prefill.agent, OWNER, 100.0)
         target = LandingTarget(decode.agent, landing.token, [held.slot for held in landing.held])
-        assert await prefill.stream(target, [Run(source.slot, 0, 0, 4, 0, 16)], OWNER, 5.0)
-        assert not await decode.missing(landing, 1.0)
+        assert await prefill.stream(target, [Run(source.slot, 0, 0, 4, 0, 16)], OWNER, 100.0)
+        assert not await decode.missing(landing, 100.0)
 
     if tracer is None:
         return await go()
@@ -86,7 +86,7 @@ async def test_a_fetch_has_a_span_at_its_source(start_agent: Any, connect: Any, 
     owner, reader = await connect(a), await connect(b)
     await put(owner, [key(0), key(1)])
     with spans.tracer.start_as_current_span("request"):
-        fetched = await reader.fetch([key(0), key(1), key(2)], b"", [a.ref.id], OWNER, PoolClass.PREFILL, 5.0)
+        fetched = await reader.fetch([key(0), key(1), key(2)], b"", [a.ref.id], OWNER, PoolClass.PREFILL, 100.0)
     assert [one.error for one in fetched] == ["", "", "absent"]
     await spans.until("store.fetch")
     assert spans.parent("store.fetch") == "request"
@@ -122,7 +122,7 @@ async def test_what_is_not_traced_has_no_spans_and_carries_no_context(
     a, b = await start_agent(), await start_agent()
     owner, reader = await connect(a), await connect(b)
     await put(owner, [key(0)])
-    await reader.fetch([key(0)], b"", [a.ref.id], OWNER, PoolClass.PREFILL, 5.0)
+    await reader.fetch([key(0)], b"", [a.ref.id], OWNER, PoolClass.PREFILL, 100.0)
     calls = [one for one in sent if isinstance(one, peer.Lease | peer.Landed)]
     assert {type(one) for one in calls} == {peer.Lease, peer.Landed}
     assert not spans.all() and not any(one.trace for one in calls)

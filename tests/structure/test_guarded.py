@@ -1,11 +1,15 @@
-"""What a pytest run has started ends with it, also where nobody could end it: after ``kill -9``."""
+"""What a pytest run has started and written ends with it, also where nobody could end it: after ``kill -9``."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.cli.conftest import alive, eventually
 
@@ -27,3 +31,15 @@ def test_nothing_that_tests_start_outlives_a_killed_run(tmp_path: Path) -> None:
         finally:
             run.kill()
     assert eventually(lambda: not any(map(alive, pids)))
+
+
+def test_what_a_killed_process_leaves_lies_in_the_folder_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> None:
+    code = "import os; from shared.embedded import RedisServer; s = RedisServer().start(); os.kill(os.getpid(), 9)"
+    before = set(leftover_folders())
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
+    (left,) = set(leftover_folders()) - before
+    assert left.is_relative_to(tmp_path_factory.getbasetemp())
+
+
+def leftover_folders() -> Iterator[Path]:
+    return Path(tempfile.gettempdir()).glob("mooncake-embedded-*")
