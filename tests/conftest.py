@@ -44,7 +44,7 @@ def _own_settings_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A process that is killed leaves its temporary folders behind: here, they are in one that goes with the session."""
+    """A process that is killed leaves its temporary folders behind: here, in one that goes with the session."""
     folder = tmp_path_factory.mktemp("tmp")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(folder))

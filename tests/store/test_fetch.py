@@ -58,7 +58,7 @@ async def test_a_flipped_byte_is_found_counted_and_the_block_dropped(
     await put_chain(owner, keys)
     (held,) = await owner.lease(keys[1:2], OWNER)
     assert held is not None
-    await asyncio.sleep(0.1)  # its checksum is computed by then
+    await until(lambda: not any(len(slab.checksums) for slab in a.slabs.values()))
     view(owner)[held.slot, 1000] ^= 1
     await owner.release([held])
     before = count("corrupt_blocks", where="fetched"), count("corrupt_blocks", where="owned")
