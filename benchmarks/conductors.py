@@ -105,7 +105,8 @@ def served(running: Mesh, conductors: int, seconds: float = 60.0) -> Served:
 
 def blocks(running: Mesh, bytes: float) -> float:
     """So many bytes of KV in blocks; agents tell a block's size within a heartbeat of their first engine."""
-    return bytes / max(1, *(agent["slot_bytes"] for agent in running.get("/cluster")["agents"]))
+    most: int = max(1, *(agent["slot_bytes"] for agent in running.get("/cluster")["agents"]))
+    return bytes / most
 
 
 def settled(running: Mesh, conductors: int, seconds: float = 30.0) -> Served:
