@@ -51,7 +51,7 @@ def settings_of(kind: type[msgspec.Struct]) -> list[Setting]:
 
 
 def _setting(field: msgspec.structs.FieldInfo, annotation: Any) -> Setting:
-    metas = [meta for meta in getattr(annotation, "__metadata__", ()) if isinstance(meta, Meta)]
+    metas = _metas(annotation)
     default = field.default
     if field.default_factory is not msgspec.NODEFAULT:
         default = field.default_factory()
@@ -65,6 +65,10 @@ def _setting(field: msgspec.structs.FieldInfo, annotation: Any) -> Setting:
         kind=_kind(annotation),
         secret=any((meta.extra or {}).get("secret") for meta in metas),
     )
+
+
+def _metas(annotation: Any) -> list[Meta]:
+    return [meta for meta in getattr(annotation, "__metadata__", ()) if isinstance(meta, Meta)]
 
 
 def _limits(meta: Meta) -> str:
@@ -102,8 +106,15 @@ def _kind(annotation: Any) -> str:
     if isinstance(bare, type) and hasattr(bare, "__members__"):
         return _either([str(member.value) for member in bare.__members__.values()])
     if is_list(bare):
-        return f"list of {_kind(typing.get_args(bare)[0])}"
+        return _list_kind(typing.get_args(bare))
     return getattr(bare, "__name__", str(bare))
+
+
+def _list_kind(elements: Sequence[Any]) -> str:
+    """``list of int``, ``list of 2 int (>= 1)``: all elements are alike."""
+    count = "" if len(elements) == 1 or elements[-1] is Ellipsis else f"{len(elements)} "
+    limits = ", ".join(filter(None, map(_limits, _metas(elements[0]))))
+    return f"list of {count}{_kind(elements[0])}" + (f" ({limits})" if limits else "")
 
 
 def _either(choices: Sequence[str]) -> str:

@@ -315,14 +315,6 @@ def held(kind: str, amount: float = 1, **labels: str) -> Iterator[None]:
         entry.dec(amount)
 
 
-def held_now() -> dict[str, float]:
-    """Kind -> amount held by this process, over all labels."""
-    totals: dict[str, float] = {}
-    for key, amount in HELD.now().items():
-        totals[dict(key)["kind"]] = totals.get(dict(key)["kind"], 0.0) + amount
-    return totals
-
-
 async def watch_loop() -> None:
     """Measures for ever how late the running event loop is; :class:`shared.metrics_server.MetricsServer` starts it."""
     lag = histogram("event_loop_lag_seconds", "How late a timer of the event loop fired.")

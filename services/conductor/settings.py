@@ -9,6 +9,9 @@ from msgspec import Meta
 from services.conductor.dispatch.settings import DispatchSettings, Seconds
 from services.conductor.gateway.objectives import Allowed, Range
 
+Milliseconds = Annotated[int, Meta(ge=1, le=86_400_000)]
+Span = tuple[Milliseconds, Milliseconds]
+
 
 class ConductorSettings(DispatchSettings, frozen=True, kw_only=True):
     host: Annotated[str, Meta(description="Address that serves the API.")] = "127.0.0.1"
@@ -42,18 +45,12 @@ class ConductorSettings(DispatchSettings, frozen=True, kw_only=True):
     default_max_tokens: Annotated[
         int, Meta(description="Most tokens of an answer whose request names no limit.", ge=1)
     ] = 4096
-    slo_ttft_least_ms: Annotated[
-        int, Meta(description="The strictest `x-slo-ttft-ms` that a request may ask for.", ge=1)
-    ] = 1
-    slo_ttft_most_ms: Annotated[
-        int, Meta(description="The laxest `x-slo-ttft-ms` that a request may ask for.", ge=1, le=86_400_000)
-    ] = 3_600_000
-    slo_tbt_least_ms: Annotated[
-        int, Meta(description="The strictest `x-slo-tbt-ms` that a request may ask for.", ge=1)
-    ] = 1
-    slo_tbt_most_ms: Annotated[
-        int, Meta(description="The laxest `x-slo-tbt-ms` that a request may ask for.", ge=1, le=86_400_000)
-    ] = 60_000
+    slo_ttft_range_ms: Annotated[
+        Span, Meta(description="The strictest and the laxest `x-slo-ttft-ms` that a request may ask for.")
+    ] = (1, 3_600_000)
+    slo_tbt_range_ms: Annotated[
+        Span, Meta(description="The strictest and the laxest `x-slo-tbt-ms` that a request may ask for.")
+    ] = (1, 60_000)
     max_body_bytes: Annotated[int, Meta(description="Largest request body.", ge=1024)] = 10 * 2**20
     tokenizer_threads: Annotated[
         int, Meta(description="Threads that tokenize and hash short prompts, and as many for long ones.", ge=1, le=64)
@@ -87,10 +84,16 @@ class ConductorSettings(DispatchSettings, frozen=True, kw_only=True):
         Meta(description="After SIGTERM, for load balancers to see `/ready` fall before the process may exit.", ge=0),
     ] = 0.0
 
+    def __post_init__(self) -> None:
+        for name in ("slo_ttft_range_ms", "slo_tbt_range_ms"):
+            least, most = getattr(self, name)
+            if least > most:
+                raise ValueError(f"{name} is {least},{most}: its first number must not be above the second")
+
     def allowed(self) -> Allowed:
         """What requests may ask for. The configured objective is always among it."""
-        ttft, tbt = self.slo_ttft_ms, self.slo_tbt_ms
-        return Allowed(
-            Range(min(self.slo_ttft_least_ms, ttft), max(self.slo_ttft_most_ms, ttft)),
-            Range(min(self.slo_tbt_least_ms, tbt), max(self.slo_tbt_most_ms, tbt)),
-        )
+        return Allowed(_with(self.slo_ttft_range_ms, self.slo_ttft_ms), _with(self.slo_tbt_range_ms, self.slo_tbt_ms))
+
+
+def _with(span: Span, objective: int) -> Range:
+    return Range(min(span[0], objective), max(span[1], objective))

@@ -17,7 +17,7 @@ from shared.records import ConductorRecord
 from shared.telemetry import held_now
 from shared.virtual_loop import run as run_virtually
 from tests.dispatch.fakes import FakeDecode
-from tests.dispatch.world import NO_FAULTS, World
+from tests.dispatch.world import NO_FAULTS, World, put_instance
 
 NEED = 6
 """Blocks of a request of 10 tokens that may have 12 more."""
@@ -51,7 +51,7 @@ class Worlds(World):
         self.second = MeshDispatcher(self.settings, self.network.join(ref.id), ref)
         await self.second.start()
         for fake in self.fakes.values():
-            self.second.put_instance(fake.record())
+            put_instance(self.second, fake.record())
         records = [ConductorRecord(ref=d.mesh.me, node="n", url="u") for d in (self.dispatcher, self.second)]
         for dispatcher in (self.dispatcher, self.second):
             dispatcher.replace_conductors(records)

@@ -28,9 +28,9 @@ from shared.memory_bus import Faults, MemoryBus, MemoryConnection
 from shared.messages import Ref, Sampling
 from shared.records import AgentRecord, InstanceRecord
 from shared.tasks import settle
-from shared.telemetry import held_now
 from shared.virtual_loop import run
-from tests.dispatch.world import ids
+from tests.dispatch.world import ids, put_instance
+from tests.held import held_now
 
 BLOCK = 16
 NO_FAULTS = Faults()
@@ -106,7 +106,8 @@ class Mesh:
     def register(self, service: Prefill | Decode, node: MemoryNode) -> None:
         agent = AgentRecord(ref=node.agent, node="n", code=code(node.agent), host="h", port=1, host_id="h")
         self.dispatcher.put_agent(agent)
-        self.dispatcher.put_instance(
+        put_instance(
+            self.dispatcher,
             InstanceRecord(
                 ref=service.ref,
                 role=service.role,
@@ -118,7 +119,7 @@ class Mesh:
                 context_length=service.engine.context_length,
                 prefill=PREFILL,
                 decode=DecodeModel(0.001, 0.0001, 0.0),
-            )
+            ),
         )
 
     def kill(self, id: str) -> None:

@@ -13,7 +13,7 @@ from services.conductor.generation import Generation, Token
 from shared.blocks import chain_keys, iter_keys
 from shared.memory_bus import Faults, MemoryBus
 from shared.messages import Ref, Sampling
-from shared.records import AgentRecord
+from shared.records import AgentRecord, InstanceRecord
 from tests.dispatch.fakes import NAMESPACE, Fake, FakeDecode, FakePrefill
 
 NO_FAULTS = Faults()
@@ -32,6 +32,11 @@ def generation(id: str, length: int = 10, max_tokens: int = 12, first: int = 5, 
         arrived=asyncio.get_running_loop().time(),
         **more,
     )
+
+
+def put_instance(dispatcher: MeshDispatcher, record: InstanceRecord) -> None:
+    """One more is registered, or an instance's record has changed."""
+    dispatcher.apply(dispatcher.roster.put(record, asyncio.get_running_loop().time()))
 
 
 class World:
@@ -61,7 +66,7 @@ class World:
     async def add(self, kind: type[F], id: str, incarnation: int = 1) -> F:
         fake = await kind(self, id, incarnation).start()
         self.fakes[id] = fake
-        self.dispatcher.put_instance(fake.record())
+        put_instance(self.dispatcher, fake.record())
         agent = fake.record().agent
         self.dispatcher.put_agent(
             AgentRecord(

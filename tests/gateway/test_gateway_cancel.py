@@ -25,8 +25,8 @@ from shared.errors import (
     Refused,
     Unavailable,
 )
-from shared.telemetry import held_now
 from tests.gateway.fakes import CHAT, MODEL, Api, FakeDispatcher, Script, StartApi, assert_envelope, until
+from tests.held import held_now
 
 KINDS = ("gateway_requests", "gateway_generations", "tokenize_jobs")
 

@@ -9,8 +9,8 @@ import pytest
 
 from services.conductor.gateway.offload import SHORT, Offload
 from shared.errors import Contended
-from shared.telemetry import held_now
 from tests.gateway.fakes import StartApi, until
+from tests.held import held_now
 
 
 async def test_a_result_and_an_exception_come_back() -> None:

@@ -19,7 +19,8 @@ from services.conductor.gateway.options import GatewayOptions
 from services.conductor.gateway.tokenizer import Tokenizer
 from services.conductor.gateway.tokenizing import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from services.conductor.settings import ConductorSettings
-from shared.errors import InvalidInput, Unavailable
+from shared.config import load
+from shared.errors import ConfigError, InvalidInput, Unavailable
 from tests.examples import examples
 from tests.gateway.fakes import CHAT, MODEL, SPECIAL, Api, FakeDispatcher, Script, StartApi, assert_envelope
 
@@ -195,8 +196,15 @@ def test_a_request_may_ask_for_what_the_server_allows_and_for_nothing_else(name:
 
 
 def test_the_configured_objective_may_always_be_asked_for() -> None:
-    settings = ConductorSettings(slo_ttft_ms=10_000_000, slo_tbt_ms=3, slo_tbt_least_ms=10)
+    settings = ConductorSettings(slo_ttft_ms=10_000_000, slo_tbt_ms=3, slo_tbt_range_ms=(10, 60_000))
     assert settings.allowed() == Allowed(Range(1, 10_000_000), Range(3, 60_000))
+
+
+@pytest.mark.parametrize("text", ["5", "1,2,3", "0,9", "1,99999999999", "a,b", "9,3"])
+def test_a_range_of_objectives_that_is_none_is_refused(text: str) -> None:
+    assert load(ConductorSettings, ["--slo-tbt-range-ms", "3,9"], {}).slo_tbt_range_ms == (3, 9)
+    with pytest.raises(ConfigError, match=r"int \(>= 1, <= 86400000\)|slo_tbt_range_ms is 9,3"):
+        load(ConductorSettings, ["--slo-tbt-range-ms", text], {}, prog="conductor")
 
 
 @pytest.mark.parametrize("value", [-101, 101, 1.5, "1", True])

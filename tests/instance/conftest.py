@@ -33,7 +33,7 @@ from shared.messages import (
     Start,
 )
 from shared.tasks import settle
-from shared.telemetry import held_now
+from tests.held import held_now
 from tests.instance.model_gateway import Gateway, Stream
 
 BLOCK = 16

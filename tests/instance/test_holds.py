@@ -10,7 +10,7 @@ from shared.engines.base import Held, Kind, Owner, PoolClass
 from shared.engines.memory_engine import MemoryEngine
 from shared.engines.memory_store import MemoryNetwork, MemoryNode, MemoryStore
 from shared.instance.holds import Holds, slots_of
-from shared.telemetry import held_now
+from tests.held import held_now
 
 OWNER = Owner("r/1")
 

@@ -107,7 +107,7 @@ def test_what_decode_reports_of_ours_is_not_others() -> None:
     assert view.assigned[0] == 1 and view.room[0] == 20 - 5  # 12 + 8 tokens are not in the report yet
     booking.settle_decode()
     assert ledger.view(b"", {}, 1.0).decode.room[0] == 20
-    assert view.steps(0.0, 0.0)[0] == pytest.approx(0.01 + 0.001 * (2 + 1 + 1))
+    assert view.joined(0.0, 0.0).pace[0] == pytest.approx(0.01 + 0.001 * (2 + 1 + 1))
 
 
 def test_predictions_are_corrected_by_what_happens() -> None:

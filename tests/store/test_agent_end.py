@@ -11,7 +11,7 @@ from services.store.directory import Board, LocalDirectory
 from services.store.settings import StoreSettings
 from shared.blocks import Namespace
 from shared.engines.base import Owner, PoolClass
-from shared.telemetry import held_now
+from tests.held import held_now
 
 NAMESPACE = Namespace(
     model="m", weights="w", tokenizer="t", dtype="float32", layers=2, kv_heads=1, head_dim=4, block_size=16

@@ -18,6 +18,7 @@ from shared import telemetry, tracing
 from shared.config import CommonSettings
 from shared.errors import ConfigError
 from shared.metrics_server import MetricsServer, render
+from tests.held import held_now
 
 
 @pytest.fixture
@@ -227,10 +228,10 @@ def test_another_kind_or_other_labels_under_the_same_name_are_refused() -> None:
 def test_held_counts_while_the_block_runs_also_when_it_fails() -> None:
     gauge = telemetry.held_gauge("test_slots", role="prefill")
     with telemetry.held("test_slots", 3, role="prefill"), telemetry.held("test_slots", role="decode"):
-        assert gauge.value == 3 and telemetry.held_now()["test_slots"] == 4
+        assert gauge.value == 3 and held_now()["test_slots"] == 4
     with pytest.raises(KeyError), telemetry.held("test_slots", role="prefill"):
         raise KeyError
-    assert telemetry.held_now()["test_slots"] == 0
+    assert held_now()["test_slots"] == 0
     labels = {"kind": "test_slots", "role": "prefill"}
     assert telemetry.REGISTRY.get_sample_value("mooncake_held", labels) == 0, "visible at 0 after its last use"
     gauge.set(7)

@@ -232,9 +232,6 @@ class MeshDispatcher:
         """While it is away the last known records stand, as long as their instances are heard."""
         self._metadata_up = up
 
-    def put_instance(self, record: InstanceRecord) -> None:
-        self.apply(self.roster.put(record, asyncio.get_running_loop().time()))
-
     def replace_instances(self, records: list[InstanceRecord]) -> None:
         self.apply(self.roster.replace_all(records, asyncio.get_running_loop().time()))
 

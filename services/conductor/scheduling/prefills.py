@@ -9,7 +9,7 @@ import numpy as np
 
 from services.conductor.scheduling.decision import Candidate
 from services.conductor.scheduling.matches import Gather, Matches
-from services.conductor.scheduling.views import Floats, PrefillView, without
+from services.conductor.scheduling.views import Floats, PrefillView, prefill_seconds, without
 from shared.latency import OnlineCorrection, PrefillModel
 from shared.messages import Load
 
@@ -144,9 +144,7 @@ class Prefills:
 
     def _hit(self, tokens: int) -> Floats:
         """Seconds of a prefill of which all but the last token is at hand."""
-        cached = max(tokens - 1, 0)
-        work: Floats = self._base + (self._linear + self._square * (tokens + cached)) * (tokens - cached)
-        return work
+        return prefill_seconds(self._base, self._linear, self._square, tokens, max(tokens - 1, 0))
 
     def at_best(self, tokens: int, now: float, limit: int = 8) -> list[Candidate]:
         """The open instances with what they would take if all of a prompt were there, least first."""

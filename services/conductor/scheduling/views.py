@@ -45,6 +45,15 @@ class Ask:
         return -(-(self.tokens + 1) // self.block_size)
 
 
+def prefill_seconds(base: Floats, linear: Floats, square: Floats, tokens: int, cached: Floats | int) -> Floats:
+    """Time to prefill ``tokens`` tokens of which ``cached`` are there, by models as columns (shared/latency.py)."""
+    seconds: Floats = square * (tokens + cached)
+    seconds += linear
+    seconds *= tokens - cached
+    seconds += base
+    return seconds
+
+
 @dataclass(slots=True)
 class PrefillView:
     """Prefill instances. ``here``: blocks of this prompt committed in the instance's pool (whole numbers, as floats
@@ -78,12 +87,8 @@ class PrefillView:
         return self.fastest or (float(self.linear.min()), float(self.square.min()))
 
     def seconds(self, tokens: int, cached: Floats | int) -> Floats:
-        """Time to prefill ``tokens`` of which ``cached`` (broadcast against the rows) are there."""
-        seconds: Floats = self.square * (tokens + cached)
-        seconds += self.linear
-        seconds *= tokens - cached
-        seconds += self.base
-        return seconds
+        """As :func:`prefill_seconds`; ``cached`` is broadcast against the rows."""
+        return prefill_seconds(self.base, self.linear, self.square, tokens, cached)
 
 
 @dataclass(slots=True)
@@ -178,10 +183,6 @@ class DecodeView:
             return pace
         lifetime = float((self.live_leaves - self.live_joins).mean())
         return pace + over * lifetime / self.limit / max(1.0, output * WORST)
-
-    def steps(self, at: float, tokens: float) -> Floats:
-        """Predicted seconds of a decode step, as :meth:`joined` has it."""
-        return self.joined(at, tokens).pace
 
 
 @dataclass(slots=True)
