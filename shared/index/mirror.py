@@ -7,6 +7,7 @@ Ids of stream entries are integers that grow. Who drives it: ``apply`` what was 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -19,31 +20,43 @@ from shared.index.entry import ADD, BEGIN, DELETE, END, REPUBLISH, SWEPT, Entry,
 from shared.index.lines import Line, by_agent
 from shared.index.prefix import Effect, PrefixIndex
 from shared.index.scan import Scan
-from shared.index.shard import RESYNC_FIRST, RESYNC_MOST, Shard, Told
+from shared.index.shard import NOTHING, RESYNC_FIRST, RESYNC_MOST, Shard, Told
 from shared.index.vectors import Lengths
 
 FORGET_AFTER = 60.0  # seconds until the entries of a dead incarnation leave memory
 
-_NOTHING = State()
-
 
 class Mirror:
-    """All shards. Not thread-safe. ``differences`` counts why shards were read again."""
+    """All shards. Not thread-safe. ``differences`` counts why shards were read again. Where a change breaks half-way,
+    nothing that is held can be told from what should be: all of it is dropped, and every shard is new."""
 
     def __init__(self, shards: int = SHARDS) -> None:
-        self.prefix = PrefixIndex()
-        self.columns: dict[bytes, int] = {}
-        self._codes: dict[int, bytes] = {}
         self.differences: dict[str, int] = {}
         self.applied = 0
         self.garbage = 0
-        self._shards = [Shard() for _ in range(shards)]
         self._living: frozenset[bytes] = frozenset()
         self._dead_since: dict[bytes, float] = {}
         self._spared: frozenset[bytes] = frozenset()
+        self._empty(shards)
+
+    def _empty(self, shards: int) -> None:
+        self.prefix = PrefixIndex()
+        self.columns: dict[bytes, int] = {}
+        self._codes: dict[int, bytes] = {}
+        self._shards = [Shard() for _ in range(shards)]
         self._partials = Partials()
         self._order: tuple[bytes, ...] | None = None
         self._take = np.empty(0, dtype=np.int64)
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What happens in here happens to its end, or there is nothing left of it."""
+        try:
+            yield
+        except BaseException:
+            self.differences["broken"] = self.differences.get("broken", 0) + 1
+            self._empty(len(self._shards))
+            raise
 
     # -- questions ------------------------------------------------------------------------------------------
 
@@ -80,7 +93,7 @@ class Mirror:
 
     def blocks(self) -> dict[bytes, int]:
         """Code -> blocks held, of the living."""
-        return {code: sum(shard.states.get(code, _NOTHING).size for shard in self._shards) for code in self._living}
+        return {code: sum(shard.states.get(code, NOTHING).size for shard in self._shards) for code in self._living}
 
     def living(self, codes: Collection[bytes], now: float) -> None:
         """The incarnations that count from now on. Others are forgotten after a while, unless they are spared."""
@@ -113,6 +126,10 @@ class Mirror:
 
     def apply(self, read: Mapping[int, Sequence[tuple[int, bytes]]], now: float) -> None:
         """Shard -> (id, entry) in order. What comes together is put together: read all shards in one go."""
+        with self._whole():
+            self._apply(read, now)
+
+    def _apply(self, read: Mapping[int, Sequence[tuple[int, bytes]]], now: float) -> None:
         if len(self._shards) == 1:
             touched = self._apply_stream(read.get(0, ()), now)
         else:
@@ -191,7 +208,7 @@ class Mirror:
 
     def _follow(self, shard: Shard, entry: Entry) -> None:
         """Sequence and phases, in stream order."""
-        code, before = entry.code, shard.states.get(entry.code, _NOTHING)
+        code, before = entry.code, shard.states.get(entry.code, NOTHING)
         if entry.op == SWEPT:
             shard.swept.add(code)
             return
@@ -249,7 +266,7 @@ class Mirror:
     def _account(self, number: int, entry: Entry, keys: bytes) -> None:
         """As if all ``keys`` changed something as ``entry`` says; :meth:`_correct` takes back what did not."""
         states = self._shards[number].states
-        seq, size, xor = states.get(entry.code, _NOTHING)
+        seq, size, xor = states.get(entry.code, NOTHING)
         n = key_count(keys)
         self.applied += n
         states[entry.code] = State(
@@ -262,7 +279,7 @@ class Mirror:
         for keys, moved in ((effect.same, False), (effect.moved, True)):
             for key in keys:
                 states = self._shards[shard_of(key, len(self._shards))].states
-                seq, size, xor = states.get(entry.code, _NOTHING)
+                seq, size, xor = states.get(entry.code, NOTHING)
                 number = int.from_bytes(key, "big")
                 if entry.op == ADD:
                     size -= 1
@@ -279,7 +296,7 @@ class Mirror:
         shard = self._shards[number]
         if entry.op in (BEGIN, SWEPT) or entry.flags & REPUBLISH or entry.code in shard.republishing:
             return
-        if shard.states.get(entry.code, _NOTHING) != entry.state:
+        if shard.states.get(entry.code, NOTHING) != entry.state:
             self._differs(shard, "digest")
 
     def _swept(self, code: bytes) -> None:
@@ -322,23 +339,9 @@ class Mirror:
             return
         told, shard.moment = shard.moment[1], None
         for code, (state, beat) in told.items():
-            if code in self._living and code not in shard.republishing:
-                self._compare_one(shard, code, state, beat)
-
-    def _compare_one(self, shard: Shard, code: bytes, state: State, beat: int) -> None:
-        mine = shard.states.get(code, _NOTHING)
-        if mine.seq < state.seq:  # rule: behind, with nothing left to read
-            self._differs(shard, "behind")
-        elif mine.seq == state.seq:
-            shard.ahead.pop(code, None)
-            if mine != state:  # rule: mirror_compares
-                self._differs(shard, "digest")
-        else:  # rule: ahead, if the agent has spoken twice since and still says so
-            seq, since = shard.ahead.setdefault(code, (mine.seq, beat))
-            if seq != mine.seq:
-                shard.ahead[code] = (mine.seq, beat)
-            elif beat >= since + 2:
-                self._differs(shard, "ahead")
+            counts = code in self._living and code not in shard.republishing
+            if counts and (why := shard.difference(code, state, beat)):
+                self._differs(shard, why)
 
     def _differs(self, shard: Shard, why: str) -> None:
         if not shard.differs:
@@ -366,12 +369,13 @@ class Mirror:
 
     def finish(self, number: int, tip: int, now: float) -> Iterator[None]:
         """The scan is complete, ``tip`` is the last id now. Work in slices: go on until it ends; other shards may be
-        followed meanwhile."""
+        followed meanwhile. Whoever leaves the iterator before its end leaves an empty mirror."""
         shard = self._shards[number]
         scan = shard.scan
         assert scan is not None
         yield from scan.count()
-        yield from scan.merge(self.prefix, self._column, shard.states, range(number, 256, len(self._shards)))
+        with self._whole():
+            yield from scan.merge(self.prefix, self._column, shard.states, range(number, 256, len(self._shards)))
         shard.states = scan.states
         shard.cursor, shard.exact = scan.tip, tip
         for seen in (shard.republishing, shard.swept, shard.ahead):

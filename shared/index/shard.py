@@ -10,6 +10,8 @@ from shared.index.scan import Scan
 
 RESYNC_FIRST, RESYNC_MOST = 0.25, 8.0  # pause between two resyncs of one shard
 
+NOTHING = State()
+
 Told = Mapping[bytes, tuple[State, int]]
 """Code -> what an agent says of itself, and its beat."""
 
@@ -28,3 +30,17 @@ class Shard:
     not_before: float = 0.0
     pause: float = RESYNC_FIRST
     scan: Scan | None = None
+
+    def difference(self, code: bytes, told: State, beat: int) -> str:
+        """Why this copy is not what an agent says of itself, with nothing left to read; "" where it is, or may be."""
+        mine = self.states.get(code, NOTHING)
+        if mine.seq < told.seq:  # rule: behind
+            return "behind"
+        if mine.seq == told.seq:  # rule: mirror_compares
+            self.ahead.pop(code, None)
+            return "digest" if mine != told else ""
+        seq, since = self.ahead.setdefault(code, (mine.seq, beat))
+        if seq != mine.seq:
+            self.ahead[code] = (mine.seq, beat)
+            return ""
+        return "ahead" if beat >= since + 2 else ""  # rule: ahead, if it has spoken twice since and still says so

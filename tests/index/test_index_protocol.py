@@ -2,14 +2,17 @@
 
 Moves: commits, evictions, tier changes; an answer lost, a flight never arriving or arriving twice; failover to a copy
 taken earlier, flush, trim; the agent restarts, its last update arrives late; its registration expires and comes back;
-the sweeper sees it dead and sweeps later; mirrors read late, in pieces, and start anew.
+the sweeper sees it dead and sweeps later; mirrors read late, in pieces, break half-way, and start anew.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Callable
+from typing import Any
 
+import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -18,6 +21,7 @@ from shared.blocks import KEY
 from shared.index import code, shard_of
 from shared.index.digest import State, rotated
 from shared.index.mirror import Mirror
+from shared.index.prefix import PrefixIndex
 from shared.index.publisher import Publisher
 from shared.index.twin import ShardTwin
 from tests.examples import examples
@@ -69,6 +73,39 @@ class Agent:
     @property
     def code(self) -> bytes:
         return self.publisher.code
+
+
+class Breakdown(Exception):
+    """A bug, or no memory."""
+
+
+class Breaking:
+    """Within it, the change of blocks that comes after ``after`` others breaks: ``late``, once it is made."""
+
+    def __init__(self, after: int, late: bool) -> None:
+        self._left, self._late = after, late
+        self._patch = pytest.MonkeyPatch()
+        self.done = False
+
+    def __enter__(self) -> Breaking:
+        for name in ("store", "store_loose", "remove", "connect"):
+            self._patch.setattr(PrefixIndex, name, self._breaking(getattr(PrefixIndex, name)))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._patch.undo()
+
+    def _breaking(self, change: Callable[..., Any]) -> Callable[..., Any]:
+        def changed(*args: Any) -> Any:
+            self._left -= 1
+            if self._left < 0 and not self._late:
+                raise Breakdown
+            answer = change(*args)
+            if self._left < 0:
+                raise Breakdown
+            return answer
+
+        return changed
 
 
 paths = st.lists(st.integers(0, BRANCHES - 1), min_size=1, max_size=6)
@@ -236,6 +273,18 @@ class Protocol(RuleBasedStateMachine):
             mirror.page(shard, {k: b"".join(c + bytes([tier]) for c, tier in places.items())})
         for _ in mirror.finish(shard, redis.tip()[0], self.now):
             mirror.prefix.tidy(1)
+
+    @rule(which=st.integers(0, 1), most=st.integers(1, 5), after=st.integers(0, 3), late=st.booleans())
+    def a_change_breaks(self, which: int, most: int, after: int, late: bool) -> None:
+        """Before or after one of the columns' changes; nothing half-done may stay."""
+        with Breaking(after, late) as breaking:
+            try:
+                self.follow(which, most, None)
+                self.resync(which)
+            except Breakdown:
+                breaking.done = True
+        if breaking.done:
+            assert not self.mirrors[which].columns and not self.mirrors[which].synced
 
     @rule(which=st.integers(0, 1))
     def mirror_restarts(self, which: int) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from shared.errors import Unavailable
 from shared.index import Layout, code
 from shared.index.lookup import lookup
 from shared.index.mirroring import IndexMirror
+from shared.index.prefix import PrefixIndex
 from shared.index.publishing import IndexPublisher
 from shared.index.sweeping import Sweeper
 from shared.messages import Ref
@@ -145,6 +147,37 @@ async def test_garbage_in_its_keys_heals(redis_server: RedisServer, link: RedisL
         await until(lambda: a.republished > 0 and a.synced)
         a.committed(blocks[-1], more := keys(50, 4))
         await until(lambda: mirror.match(b"".join(blocks + more)) == {A: 450} and mirror.synced)
+
+
+@pytest.mark.parametrize("what", ["store", "store_loose", "remove"])
+async def test_a_change_that_breaks_is_read_anew(
+    redis_server: RedisServer, link: RedisLink, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A bug half-way through an entry, or through reading a shard anew: what it left is not what is matched."""
+    blocks, broken = keys(900), list[str]()
+    change = getattr(PrefixIndex, what)
+
+    def once(self: PrefixIndex, *args: Any) -> Any:
+        answer = change(self, *args)
+        if not broken:
+            broken.append(what)
+            raise MemoryError
+        return answer
+
+    async with IndexPublisher(redis_server.url, "m", A) as a:
+        a.committed(b"", blocks)
+        await a.flushed()
+        if what == "store_loose":
+            monkeypatch.setattr(PrefixIndex, what, once)
+        async with IndexMirror(redis_server.url, "m") as mirror:
+            mirror.living({A})
+            await until(lambda: mirror.match(b"".join(blocks)) == {A: 900} and mirror.synced)
+            monkeypatch.setattr(PrefixIndex, what, once)
+            a.committed(blocks[-1], more := keys(300, 5))
+            a.evicted(blocks[:1])
+            await until(lambda: mirror.match(b"".join(blocks[1:] + more)) == {A: 1199} and mirror.synced)
+            assert broken == [what] and mirror.summary()["differences"]["broken"] == 1
+            assert mirror.match(b"".join(blocks)) == {}
 
 
 async def test_a_full_queue_while_redis_is_gone_is_dropped_and_published_anew() -> None:
