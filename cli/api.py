@@ -13,6 +13,7 @@ from typing import Any
 from shared.errors import MooncakeError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+ENDED_EARLY = "the stream ended before the answer did"
 
 
 class ApiError(MooncakeError):
@@ -46,7 +47,11 @@ class Api:
     def get(self, path: str) -> Any:
         """JSON of a GET. Raises ApiError."""
         with self._open(path, None) as response:
-            return _decoded(response.read())
+            try:
+                body = response.read()
+            except (OSError, http.client.HTTPException) as error:
+                raise ApiError(f"{self.url}{path} ended early: {_plain(error)}", 502) from None
+        return _decoded(body)
 
     def get_any(self, path: str) -> tuple[int, Any]:
         """Status and JSON of a GET, errors of the server included. Raises ApiError when it is not reachable."""
@@ -57,8 +62,12 @@ class Api:
                 raise
             return error.status, {"error": error.message}
 
-    def models(self) -> list[str]:
-        return [str(model["id"]) for model in self.get("/v1/models")["data"]]
+    def models(self) -> dict[str, dict[str, Any]]:
+        """Served models by id. Raises ApiError."""
+        try:
+            return {str(model["id"]): dict(model) for model in self.get("/v1/models")["data"] or ()}
+        except (LookupError, TypeError, ValueError):
+            raise ApiError(f"{self.url}/v1/models lists no models as OpenAI's API does", 502) from None
 
     def chat(self, body: dict[str, Any]) -> Iterator[Delta]:
         """Stream a chat completion. Raises ApiError, also for an error event inside the stream."""
@@ -68,7 +77,7 @@ class Api:
                 if data == "[DONE]":
                     return
                 yield _delta(_decoded(data.encode()))
-        raise ApiError("the stream ended before the answer did")
+        raise ApiError(ENDED_EARLY)
 
     def _open(self, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
@@ -105,7 +114,7 @@ def _plain(error: Exception) -> str:
 def _events(response: http.client.HTTPResponse) -> Iterator[str]:
     """The data of each server-sent event, as it comes."""
     data: list[str] = []
-    for raw in response:
+    for raw in _lines(response):
         line = raw.decode(errors="replace").rstrip("\r\n")
         if line.startswith("data:"):
             data.append(line[5:].removeprefix(" "))
@@ -114,18 +123,30 @@ def _events(response: http.client.HTTPResponse) -> Iterator[str]:
             data = []
 
 
+def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    try:
+        yield from response
+    except (OSError, http.client.HTTPException) as error:
+        raise ApiError(f"{ENDED_EARLY}: {_plain(error)}") from None
+
+
 def _delta(event: Any) -> Delta:
-    if "error" in event:
-        raise ApiError(str(event["error"].get("message", event["error"])), 500)
-    choices = event.get("choices") or [{}]
-    text = (choices[0].get("delta") or {}).get("content") or ""
-    return Delta(text, choices[0].get("finish_reason") or "", event.get("usage"))
+    try:
+        error = event.get("error")
+        choices = event.get("choices") or [{}]
+        text = (choices[0].get("delta") or {}).get("content") or ""
+        delta = Delta(str(text), str(choices[0].get("finish_reason") or ""), event.get("usage"))
+    except (AttributeError, TypeError, LookupError):
+        raise ApiError("an event that is none of OpenAI's; is this a Mooncake conductor?", 502) from None
+    if error:
+        raise ApiError(str(error.get("message", error) if isinstance(error, dict) else error), 500)
+    return delta
 
 
 def _decoded(body: bytes) -> Any:
     try:
         return json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ApiError("the answer is no JSON; is this a Mooncake conductor?", 502) from None
 
 
@@ -133,7 +154,7 @@ def _reason(error: urllib.error.HTTPError) -> str:
     """The server's own sentence where it sent OpenAI's envelope."""
     try:
         message = json.loads(error.read())["error"]["message"]
-    except (ValueError, KeyError, TypeError, OSError):
+    except (ValueError, LookupError, TypeError, RecursionError, OSError, http.client.HTTPException):
         message = error.reason
     retry = error.headers.get("Retry-After")
     return f"{error.code}: {message}" + (f" (retry after {retry} s)" if retry else "")

@@ -128,7 +128,7 @@ def _first_model(api: Api) -> str:
     models = api.models()
     if not models:
         raise ApiError("no model is served yet (`mooncake status` shows the instances)", 503)
-    return models[0]
+    return next(iter(models))
 
 
 def _say(conversation: Conversation, text: str, as_json: bool) -> None:

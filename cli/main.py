@@ -16,8 +16,8 @@ DISTRIBUTION = "mooncake-mesh"
 COMMANDS = {
     "up": "cli.up:up",
     "chat": "cli.chat:chat",
-    "load": "cli.load:load",
-    "calibrate": "cli.calibrate:calibrate",
+    "load": "cli.load.command:load",
+    "calibrate": "cli.calibrate.command:calibrate",
     "store": "cli.store:store",
     "status": "cli.status:status",
     "trace": "cli.trace:trace",

@@ -11,8 +11,8 @@ import click
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from cli.api import DEFAULT_URL
-from cli.calibrate_plots import plot_calibration
-from cli.calibrate_report import Machine, calibration_table, figures
+from cli.calibrate.plots import plot_calibration
+from cli.calibrate.report import Machine, calibration_table, figures
 from cli.console import err, out, print_json
 from cli.link_rate import link_rate as found_rate
 from cli.plots import require, writable

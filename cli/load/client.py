@@ -11,8 +11,9 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from cli.load_events import Events, Told, error_text
-from cli.load_outcome import End, Outcome
+from cli.load.events import Events, Told, error_text
+from cli.load.outcome import End, Outcome
+from shared.errors import MALFORMED
 from shared.workload.measures import worst_tenth
 
 Clock = Callable[[], float]
@@ -60,6 +61,8 @@ class Client:
             _fail(outcome, "timeout")
         except aiohttp.ClientConnectorError:
             _fail(outcome, "connection refused")
+        except aiohttp.ClientResponseError:
+            _fail(outcome, "an answer that is no HTTP")
         except (aiohttp.ClientError, OSError) as error:
             _fail(outcome, f"connection lost ({type(error).__name__})")
         except ValueError as error:
@@ -83,7 +86,7 @@ class Client:
             return None
 
     async def _read(self, response: aiohttp.ClientResponse, outcome: Outcome, begun: float) -> None:
-        events, gaps, last = Events(), list[float](), 0.0
+        events, gaps, last, tokens = Events(), list[float](), 0.0, 0
         async for piece in response.content.iter_any():
             now, told = self._clock(), events.feed(piece)
             if told.tokens:
@@ -92,13 +95,14 @@ class Client:
                 else:
                     gaps.append(now - last)
                 gaps += [0.0] * (told.tokens - 1)
-                last = now
+                last, tokens = now, tokens + told.tokens
             if self._ended(told, outcome):
                 break
+        outcome.completion_tokens = outcome.completion_tokens or tokens  # where the server counts none
         outcome.tbt = worst_tenth(gaps)
         outcome.mean_gap = sum(gaps) / len(gaps) if gaps else None
         if outcome.end is End.UNFINISHED:
-            _fail(outcome, "the stream ended early")
+            _fail(outcome, "the stream ended early" if events.any else f"no events, but {response.content_type}")
 
     @staticmethod
     def _ended(told: Told, outcome: Outcome) -> bool:
@@ -131,7 +135,7 @@ def reason(body: bytes) -> str:
         document: Any = msgspec.json.decode(body)
         error = document["error"]
         return str(error.get("code") or error_text(error)[:80]) if isinstance(error, dict) else str(error)[:80]
-    except (msgspec.MsgspecError, KeyError, TypeError):
+    except (*MALFORMED, LookupError, TypeError):
         return body[:80].decode(errors="replace").strip()
 
 

@@ -18,14 +18,14 @@ import msgspec
 
 from cli.api import DEFAULT_URL, Api, ApiError, hinted
 from cli.console import err, out, print_json
-from cli.load_client import Client, Manners
-from cli.load_live import watched
-from cli.load_outcome import Outcome
-from cli.load_plots import check_plots, plot_load
-from cli.load_report import Objective, report
-from cli.load_run import Load
-from cli.load_source import SHAPES, Bodies, Source, names, parse_vocabulary
-from cli.load_table import load_table
+from cli.load.client import Client, Manners
+from cli.load.live import watched
+from cli.load.outcome import Outcome
+from cli.load.plots import check_plots, plot_load
+from cli.load.report import Objective, report
+from cli.load.run import Load
+from cli.load.source import SHAPES, Bodies, Source, names, parse_vocabulary
+from cli.load.table import load_table
 from cli.plots import writable
 from shared.errors import InvalidInput, MooncakeError
 from shared.workload.measures import endless_hits
@@ -166,14 +166,14 @@ def _check_local(url: str, allow_remote: bool) -> None:
 
 def found(api: Api, key: str, model: str) -> Target:
     """The model to ask for, and how long its context is. Raises ApiError."""
-    try:
-        served: dict[str, Any] = {str(entry["id"]): entry for entry in api.get("/v1/models")["data"] or ()}
-    except (KeyError, TypeError, AttributeError):
-        raise ApiError(f"{api.url}/v1/models lists no models as OpenAI's API does", 502) from None
+    served = api.models()
     if not model and not served:
         raise ApiError("no model is served yet (`mooncake status` shows the instances)", 503)
     model = model or next(iter(served))
-    return Target(api.url, key, model, served.get(model, {}).get("max_model_len"))
+    context = served.get(model, {}).get("max_model_len")
+    if context is not None and not (isinstance(context, int) and context > 0):
+        raise ApiError(f"{api.url}/v1/models has the max_model_len {context!r}, which is no number of tokens", 502)
+    return Target(api.url, key, model, context)
 
 
 def run(source: Source, target: Target, options: Options) -> bool:
@@ -243,6 +243,8 @@ def notes(figures: dict[str, Any]) -> list[str]:
         said.append(f"{figures['left_out']} requests are longer than the model's context and were not sent.")
     if figures["interrupted"]:
         said.append(f"Stopped before its end: {figures['unfinished']} requests were under way, and are not counted.")
+    if figures["uncounted"]:
+        said.append(f"{figures['uncounted']} answers came without usage: their tokens are counted as they came.")
     if figures["completed"] and figures["hit_by_token"] is None:
         said.append("The server does not say how much of a prompt it had cached.")
     return said

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
+from shared.errors import MALFORMED
+
 DONE = b"[DONE]"
 LONGEST = 1 << 20
 """Bytes of one line; who sends more does not speak server-sent events."""
@@ -70,6 +72,7 @@ class Events:
 
     def __init__(self) -> None:
         self._rest = b""
+        self.any = False  # whether there was an event yet
 
     def feed(self, data: bytes) -> Told:
         """What the lines that are complete now tell, all together. Raises ValueError for what is no event."""
@@ -80,6 +83,7 @@ class Events:
         for line in lines:
             if not line.startswith(b"data:"):
                 continue
+            self.any = True
             told = _told(line[5:].strip())
             tokens, usage = tokens + told.tokens, told.usage or usage
             error, done = error or told.error, done or told.done
@@ -91,7 +95,7 @@ def _told(payload: bytes) -> Told:
         return Told(done=True)
     try:
         event = _decoder.decode(payload)
-    except msgspec.DecodeError as problem:
+    except MALFORMED as problem:
         raise ValueError(f"an event that is none of OpenAI's: {problem}") from None
     if event.error:
         return Told(error=error_text(event.error))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
-from collections.abc import AsyncIterator
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Sequence
 
 from rich.live import Live
 from rich.text import Text
 
 from cli.console import err
-from cli.load_outcome import End, Outcome
-from cli.load_report import Objective
-from cli.load_run import Load
+from cli.load.outcome import End, Outcome
+from cli.load.report import Objective
+from cli.load.run import Load
 from shared.workload.measures import quantile
 
 EVERY_S = 0.5
@@ -37,25 +37,36 @@ async def watched(load: Load, objective: Objective) -> AsyncIterator[None]:
 
 
 async def _show(live: Live, load: Load, objective: Objective) -> None:
+    progress = Progress(objective)
     while True:
-        live.update(Text(line(load.outcomes, load.total, load.clock(), objective)))
+        progress.count(load.ended)
+        live.update(Text(progress.line(len(load.outcomes), load.total, load.clock())))
         await asyncio.sleep(EVERY_S)
 
 
-def line(outcomes: list[Outcome], total: int, now: float, objective: Objective) -> str:
-    """``12.5 s  40/100 sent  8 running  30 answered  2 refused  0 errors  97 % within objectives  TTFT 0.20 s``."""
-    ends = Counter(outcome.end for outcome in outcomes)
-    ended = len(outcomes) - ends[End.UNFINISHED]
-    good = sum(outcome.meets(objective.ttft, objective.tbt) for outcome in outcomes)
-    parts = [f"{now:.1f} s", f"{len(outcomes)}/{total} sent", f"{ends[End.UNFINISHED]} running"]
-    parts += [f"{ends[End.OK]} answered", f"{ends[End.REJECTED]} refused", f"{ends[End.ERROR]} errors"]
-    parts += [f"{100 * good / ended:.0f} % within objectives"] if ended else []
-    for name, values in _recent(outcomes).items():
-        parts += [f"{name} {quantile(sorted(values), 0.5):.3g} s"] if values else []
-    return "  ".join(parts)
+class Progress:
+    """What has become of the requests so far. Each is looked at once, so that a long load is not slowed by its end."""
 
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
+        self._ends: Counter[End] = Counter()
+        self._counted = self._good = 0
+        self._recent: dict[str, deque[float]] = {name: deque(maxlen=RECENT) for name in ("TTFT", "TBT")}
 
-def _recent(outcomes: list[Outcome]) -> dict[str, list[float]]:
-    some = outcomes[-RECENT:]
-    ttfts = [outcome.ttft for outcome in some if outcome.ttft is not None]
-    return {"TTFT": ttfts, "TBT": [outcome.tbt for outcome in some if outcome.tbt is not None]}
+    def count(self, ended: Sequence[Outcome]) -> None:
+        """``ended``: all so far, those of the last call first and in the same order."""
+        new = ended[self._counted :]
+        self._counted += len(new)
+        self._ends.update(outcome.end for outcome in new)
+        self._good += sum(outcome.meets(self._objective.ttft, self._objective.tbt) for outcome in new)
+        self._recent["TTFT"].extend(outcome.ttft for outcome in new if outcome.ttft is not None)
+        self._recent["TBT"].extend(outcome.tbt for outcome in new if outcome.tbt is not None)
+
+    def line(self, sent: int, total: int, now: float) -> str:
+        """``12.5 s  40/100 sent  8 running  30 answered  2 refused  0 errors  97 % within objectives  TTFT 0.2 s``."""
+        ends, ended = self._ends, self._counted
+        parts = [f"{now:.1f} s", f"{sent}/{total} sent", f"{sent - ended} running"]
+        parts += [f"{ends[End.OK]} answered", f"{ends[End.REJECTED]} refused", f"{ends[End.ERROR]} errors"]
+        parts += [f"{100 * self._good / ended:.0f} % within objectives"] if ended else []
+        parts += [f"{name} {quantile(sorted(v), 0.5):.3g} s" for name, v in self._recent.items() if v]
+        return "  ".join(parts)

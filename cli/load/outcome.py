@@ -22,7 +22,7 @@ class Outcome:
     after a 429 that was obeyed it counts from the new attempt. ``tbt``: mean of the worst tenth of the gaps.
     ``tries`` - 1 answers were 429s whose ``Retry-After`` was obeyed; ``refusals`` are the seconds that each 429 took.
     ``cached`` None: the server does not say. ``input_tokens``, ``output_tokens``: as the trace has them;
-    ``prompt_tokens``, ``completion_tokens``: as the server counted."""
+    ``prompt_tokens``, ``completion_tokens``: as the server counted; where it did not, 0 and the tokens that came."""
 
     number: int
     due: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cli.load_outcome import End, Outcome
+from cli.load.outcome import End, Outcome
 from cli.plots import figure
 from cli.plots import require as check_plots
 from shared.workload.measures import quantile
@@ -13,7 +13,7 @@ from shared.workload.measures import quantile
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from cli.load_report import Objective
+    from cli.load.report import Objective
 
 __all__ = ["check_plots", "plot_load"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cli.load_outcome import End, Outcome
+from cli.load.outcome import End, Outcome
 from shared.workload.measures import quantile, summary
 
 PAPER_TBTS_MS = (100, 200, 300)
@@ -76,6 +76,7 @@ def _tokens(answered: Sequence[Outcome], seconds: float) -> dict[str, Any]:
     return {
         "prompt_tokens": sum(outcome.prompt_tokens for outcome in answered),
         "completion_tokens": output,
+        "uncounted": sum(not outcome.prompt_tokens for outcome in answered),
         "completion_tokens_per_s": output / seconds if seconds else None,
         "hit_by_token": _share(sum(o.cached_tokens or 0 for o in telling), sum(o.prompt_tokens for o in telling)),
     }

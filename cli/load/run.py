@@ -7,7 +7,7 @@ import resource
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from cli.load_outcome import Outcome
+from cli.load.outcome import Outcome
 from shared.workload.trace import TraceRequest
 
 Ask = Callable[[bytes, Outcome], Awaitable[None]]
@@ -15,12 +15,13 @@ Body = Callable[[TraceRequest], bytes]
 
 
 class Load:
-    """Sends requests, and has their outcomes, in the order of arrival. ``clock`` begins at 0 with :meth:`run`;
-    ``seconds`` is what that took in the end."""
+    """Sends requests, and has their outcomes, in the order of arrival; ``ended`` are those that are final, in the order
+    of their ends. ``clock`` begins at 0 with :meth:`run`; ``seconds`` is what that took in the end."""
 
     def __init__(self, requests: Sequence[TraceRequest], body: Body) -> None:
         self._requests, self._body = requests, body
         self.outcomes: list[Outcome] = []
+        self.ended: list[Outcome] = []
         self.running: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
         self._began = time.perf_counter()
@@ -91,6 +92,7 @@ class Load:
     async def _ask(self, ask: Ask, body: bytes, outcome: Outcome) -> None:
         outcome.late = self.clock() - outcome.due
         await ask(body, outcome)
+        self.ended.append(outcome)
 
 
 def _more_files() -> None:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from cli.calibrate_report import Machine, calibration_table, figures, sentences
+from cli.calibrate.report import Machine, calibration_table, figures, sentences
 from cli.link_rate import LinkRate, link_rate, loopback_rate
 from cli.main import main
 from shared.calibration import Calibration, Subject, read_calibration, write_calibration

@@ -16,9 +16,9 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner, Result
 
-from cli.load_client import Client, Manners
-from cli.load_outcome import End, Outcome
-from cli.load_run import Load
+from cli.load.client import Client, Manners
+from cli.load.outcome import End, Outcome
+from cli.load.run import Load
 from cli.main import main
 from shared.workload.trace import TraceRequest, read_trace, write_trace
 from tests.cli.fake_conductor import FakeConductor, fake_conductor

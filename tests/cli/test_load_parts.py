@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.load import fitting, notes
-from cli.load_client import reason, retry_after
-from cli.load_events import Events, Told, Usage
-from cli.load_live import line
-from cli.load_outcome import End, Outcome
-from cli.load_report import Objective, report
-from cli.load_source import WORDS, Bodies, Source, parse_vocabulary
+from cli.load.client import reason, retry_after
+from cli.load.command import fitting, notes
+from cli.load.events import Events, Told, Usage
+from cli.load.live import Progress
+from cli.load.outcome import End, Outcome
+from cli.load.report import Objective, report
+from cli.load.source import WORDS, Bodies, Source, parse_vocabulary
 from cli.plots import require
 from shared.errors import InvalidInput
 from shared.workload.tokens import Vocabulary, prompt_tokens
@@ -142,9 +142,37 @@ def test_a_late_generator_says_so() -> None:
 
 
 def test_the_live_line_counts() -> None:
-    text = line(MIXED, 20, 8.0, Objective(30.0, 0.1))
+    progress = Progress(Objective(30.0, 0.1))
+    assert progress.line(0, 20, 0.0).startswith("0.0 s  0/20 sent")
+    progress.count([outcome for outcome in MIXED if outcome.end is not End.UNFINISHED])
+    text = progress.line(8, 20, 8.0)
     assert "8/20 sent  1 running  5 answered  1 refused  1 errors  43 % within" in text and "TTFT 0.5 s" in text
-    assert line([], 20, 0.0, Objective(30.0, 0.1)).startswith("0.0 s  0/20 sent")
+
+
+class Looked(list[Outcome]):
+    """Counts the outcomes that are read of it."""
+
+    read = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        self.read += len(found) if isinstance(at, slice) else 1
+        return found
+
+    def __iter__(self) -> Any:
+        self.read += len(self)
+        return super().__iter__()
+
+
+@given(st.lists(st.sampled_from(MIXED[:-1]), max_size=300), st.lists(st.integers(0, 40), max_size=20))
+def test_the_live_line_looks_at_each_once_and_counts_as_if_at_all(ends: list[Outcome], steps: list[int]) -> None:
+    progress, whole, ended = Progress(Objective(30.0, 0.1)), Progress(Objective(30.0, 0.1)), Looked()
+    for step in [*steps, len(ends)]:
+        ended.extend(ends[len(ended) : len(ended) + step])
+        progress.count(ended)
+    whole.count(ends)
+    assert progress.line(300, 300, 1.0) == whole.line(300, 300, 1.0)
+    assert ended.read == len(ends) == len(ended)
 
 
 # -- what is sent --------------------------------------------------------------------------------------------------
