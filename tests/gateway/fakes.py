@@ -87,6 +87,7 @@ class FakeDispatcher:
     state: Readiness = field(default_factory=lambda: Readiness(True))
     refuse: MooncakeError | None = None
     asked: list[Generation] = field(default_factory=list)
+    considered: list[int] = field(default_factory=list)
     open: int = 0
     closed: int = 0
     produced: int = 0
@@ -105,6 +106,7 @@ class FakeDispatcher:
         return self.state
 
     def consider(self, prompt_bytes: int, slo_ttft_ms: int = 0, ticket: int = 0, prompt_tokens: int = 0) -> None:
+        self.considered.append(ticket)
         if self.refuse is not None:
             raise self.refuse
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -77,3 +78,21 @@ async def test_patience_ends_when_nothing_of_the_request_moves(api: Api, monkeyp
     status, answer, _ = await api.complete(prompt=[[5], [6, 7]])
     assert (status, answer["error"]["code"]) == (429, "contended")
     assert time.monotonic() - began >= 1.0  # while the first went on, the other was patient
+
+
+async def test_a_retry_is_known_by_its_tickets_and_each_choice_has_one_of_its_own(api: Api) -> None:
+    """By which a place in the virtual queue is kept: siblings must not take each other's, nor strangers theirs."""
+
+    async def tickets(**body: Any) -> list[int]:
+        api.dispatcher.asked.clear()
+        status, _, _ = await api.complete(**body)
+        assert status == 200
+        first, *others = [one.ticket for one in api.dispatcher.asked]
+        return [first, *sorted(others)]
+
+    first = await tickets(prompt=LONG, n=3, seed=1)
+    assert len(set(first)) == 3 and 0 not in first
+    assert await tickets(prompt=LONG, n=3, seed=1) == first
+    assert set(api.dispatcher.considered) == {first[0]}, "the request is judged as its first choice"
+    others = await tickets(prompt=LONG, n=3, seed=2) + await tickets(prompt=LONG[:-1], n=3, seed=1)
+    assert len(set(others)) == 6 and not set(others) & set(first)
