@@ -198,15 +198,23 @@ class Host:
         until = loop.time() + timeout
         while True:
             try:
-                store = await self._connect(engine.namespace.deployment())
-                await self._compute.run(partial(engine.bind, store.pool))
-                return store
+                return await self._bound(await self._connect(engine.namespace.deployment()), engine)
             except NamespaceMismatch:
                 raise
             except (AgentGone, DeadlineExceeded, OSError) as e:
                 if loop.time() > until:
                     raise AgentGone(f"no store agent at {self.settings.agent} within {timeout:g} s: {e}") from e
             await asyncio.sleep(RETRY_S)
+
+    async def _bound(self, store: KVStore, engine: Engine) -> KVStore:
+        """``store``, whose pool the engine has mapped. Where it cannot, nobody else would close it."""
+        try:
+            await self._compute.run(partial(engine.bind, store.pool))
+        except BaseException:
+            with contextlib.suppress(MooncakeError):
+                await close_store(store)
+            raise
+        return store
 
     async def _watch_agent(self, service: Instance[Any], engine: Engine) -> None:
         """For ever: see to it that nobody waits for an agent that died or was stopped."""
