@@ -119,22 +119,22 @@ class WriteGrants:
     def slots(self, token: int, writer: Ref) -> frozenset[int]:
         """What the writer may write by that token now. Raises Fenced, NotPermitted."""
         with self._lock:
-            grant = self._open.get(token)
-            if grant is None:
-                raise Fenced("the landing is not open")
-            if grant.writer != writer:
-                raise NotPermitted("the landing belongs to another writer")
-            return grant.slots
+            return self._grant_of(token, writer).slots
+
+    def _grant_of(self, token: int, writer: Ref) -> _Grant:
+        """Under the lock. Raises Fenced, NotPermitted."""
+        grant = self._open.get(token)
+        if grant is None:
+            raise Fenced("the landing is not open")
+        if grant.writer != writer:
+            raise NotPermitted("the landing belongs to another writer")
+        return grant
 
     @contextmanager
     def write(self, token: int, writer: Ref, slots: Iterable[int]) -> Iterator[None]:
         """Around the receiving of bytes into ``slots`` (``token``). Raises Fenced, NotPermitted."""
         with self._lock:
-            grant = self._open.get(token)
-            if grant is None:
-                raise Fenced("the landing is not open")
-            if grant.writer != writer:
-                raise NotPermitted("the landing belongs to another writer")
+            grant = self._grant_of(token, writer)
             if not grant.slots.issuperset(slots):
                 raise NotPermitted("the landing does not cover this range")
             grant.writing += 1

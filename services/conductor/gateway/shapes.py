@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -67,88 +68,83 @@ class Chunks:
         return self._open + b'],"usage":' + _json(usage) + b"}\n\n"
 
 
-class ChatShape:
-    """``chat.completion`` and its chunks: the role comes first, alone. ``logprobs`` None: they were not asked for."""
+class _Choices(ABC):
+    """What both endpoints' objects have in common. They differ in the names of their kinds, and in ``field``: what a
+    chunk has of a choice, ``last`` in the one that ends it. ``logprobs`` None: they were not asked for."""
 
-    def __init__(self, head: Head, include_usage: bool, logprobs: ChatLogprobs | None = None) -> None:
+    kind, chunk, field, last = "", "", b"", b""
+
+    def __init__(self, head: Head, include_usage: bool, logprobs: Logprobs | None = None) -> None:
         self._head = head
-        self._chunks = Chunks(head, "chat.completion.chunk", include_usage)
+        self._chunks = Chunks(head, self.chunk, include_usage)
         self._logprobs = logprobs
+
+    @abstractmethod
+    def piece(self, text: str) -> bytes:
+        """A chunk's ``field`` with some of the text."""
+
+    @abstractmethod
+    def said(self, text: str) -> dict[str, Any]:
+        """What the whole object has of a choice with this text."""
+
+    def text(self, choice: int, text: str, marks: Sequence[Mark]) -> bytes:
+        logprobs = _json(_fields(self._logprobs, self.entries(marks))) if marks else b"null"
+        return self._event(choice, self.piece(text), b"null", logprobs)
+
+    def finish(self, choice: int, reason: str) -> bytes:
+        return self._event(choice, self.last, _json(reason))
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        return self._chunks.usage(usage)
+
+    def entries(self, marks: Sequence[Mark]) -> list[Entry]:
+        return [] if self._logprobs is None else self._logprobs.entries(marks)
+
+    def whole(self, answer: Answer) -> bytes:
+        choices = [
+            {
+                "index": i,
+                **self.said("".join(answer.texts[i])),
+                "logprobs": _fields(self._logprobs, answer.logprobs[i]),
+                "finish_reason": transcript.finish,
+            }
+            for i, transcript in enumerate(answer.transcripts)
+        ]
+        return _json(self._head.fields(self.kind) | {"choices": choices, "usage": answer.usage()})
+
+    def _event(self, choice: int, value: bytes, reason: bytes, logprobs: bytes = b"null") -> bytes:
+        parts = (choice, self.field, value, logprobs, reason)
+        return self._chunks.event(b'{"index":%d,"%b":%b,"logprobs":%b,"finish_reason":%b}' % parts)
+
+
+class ChatShape(_Choices):
+    """``chat.completion`` and its chunks: the role comes first, alone."""
+
+    kind, chunk, field, last = "chat.completion", "chat.completion.chunk", b"delta", b"{}"
 
     def start(self, choice: int, opening: str) -> bytes:
         return self._event(choice, b'{"role":"assistant","content":""}', b"null")
 
-    def text(self, choice: int, text: str, marks: Sequence[Mark]) -> bytes:
-        logprobs = _json(_fields(self._logprobs, self.entries(marks))) if marks else b"null"
-        return self._event(choice, b'{"content":' + _json(text) + b"}", b"null", logprobs)
+    def piece(self, text: str) -> bytes:
+        return b'{"content":' + _json(text) + b"}"
 
-    def finish(self, choice: int, reason: str) -> bytes:
-        return self._event(choice, b"{}", _json(reason))
-
-    def usage(self, usage: dict[str, Any]) -> bytes:
-        return self._chunks.usage(usage)
-
-    def entries(self, marks: Sequence[Mark]) -> list[Entry]:
-        return [] if self._logprobs is None else self._logprobs.entries(marks)
-
-    def whole(self, answer: Answer) -> bytes:
-        choices = [
-            {
-                "index": i,
-                "message": {"role": "assistant", "content": "".join(answer.texts[i]), "refusal": None},
-                "logprobs": _fields(self._logprobs, answer.logprobs[i]),
-                "finish_reason": transcript.finish,
-            }
-            for i, transcript in enumerate(answer.transcripts)
-        ]
-        return _json(self._head.fields("chat.completion") | {"choices": choices, "usage": answer.usage()})
-
-    def _event(self, choice: int, delta: bytes, reason: bytes, logprobs: bytes = b"null") -> bytes:
-        return self._chunks.event(
-            b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}' % (choice, delta, logprobs, reason)
-        )
+    def said(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
 
-class TextShape:
-    """``text_completion``, streamed or not. ``logprobs`` None: they were not asked for."""
+class TextShape(_Choices):
+    """``text_completion``, streamed or not."""
 
-    def __init__(self, head: Head, include_usage: bool, logprobs: TextLogprobs | None = None) -> None:
-        self._head = head
-        self._chunks = Chunks(head, "text_completion", include_usage)
-        self._logprobs = logprobs
+    kind, chunk, field, last = "text_completion", "text_completion", b"text", b'""'
 
     def start(self, choice: int, opening: str) -> bytes:
-        return self._event(choice, opening, b"null") if opening else b""
+        return self._event(choice, self.piece(opening), b"null") if opening else b""
 
-    def text(self, choice: int, text: str, marks: Sequence[Mark]) -> bytes:
-        logprobs = _json(_fields(self._logprobs, self.entries(marks))) if marks else b"null"
-        return self._event(choice, text, b"null", logprobs)
+    def piece(self, text: str) -> bytes:
+        return _json(text)
 
-    def finish(self, choice: int, reason: str) -> bytes:
-        return self._event(choice, "", _json(reason))
-
-    def usage(self, usage: dict[str, Any]) -> bytes:
-        return self._chunks.usage(usage)
-
-    def entries(self, marks: Sequence[Mark]) -> list[Entry]:
-        return [] if self._logprobs is None else self._logprobs.entries(marks)
-
-    def whole(self, answer: Answer) -> bytes:
-        choices = [
-            {
-                "index": i,
-                "text": "".join(answer.texts[i]),
-                "logprobs": _fields(self._logprobs, answer.logprobs[i]),
-                "finish_reason": transcript.finish,
-            }
-            for i, transcript in enumerate(answer.transcripts)
-        ]
-        return _json(self._head.fields("text_completion") | {"choices": choices, "usage": answer.usage()})
-
-    def _event(self, choice: int, text: str, reason: bytes, logprobs: bytes = b"null") -> bytes:
-        return self._chunks.event(
-            b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}' % (choice, _json(text), logprobs, reason)
-        )
+    def said(self, text: str) -> dict[str, Any]:
+        return {"text": text}
 
 
 def shape(ask: Ask, head: Head, pieces: Pieces) -> Shape:
