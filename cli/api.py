@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from shared.errors import MooncakeError
 
@@ -26,13 +26,21 @@ class ApiError(MooncakeError):
         self.status = status
 
 
+class Usage(NamedTuple):
+    """Tokens of an answer, ``cached`` of the prompt's among them."""
+
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+
+
 @dataclass(frozen=True)
 class Delta:
     """One event of a streamed answer. ``usage`` comes with the last."""
 
     text: str = ""
     finish: str = ""
-    usage: dict[str, Any] | None = None
+    usage: Usage | None = None
 
 
 class Api:
@@ -108,7 +116,7 @@ def hinted(error: ApiError) -> str:
 def _plain(error: Exception) -> str:
     """``Connection refused`` rather than ``[Errno 111] Connection refused``."""
     reason = getattr(error, "reason", None) or error
-    return str(getattr(reason, "strerror", None) or reason)
+    return " ".join(str(getattr(reason, "strerror", None) or reason).split())
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[str]:
@@ -135,12 +143,18 @@ def _delta(event: Any) -> Delta:
         error = event.get("error")
         choices = event.get("choices") or [{}]
         text = (choices[0].get("delta") or {}).get("content") or ""
-        delta = Delta(str(text), str(choices[0].get("finish_reason") or ""), event.get("usage"))
-    except (AttributeError, TypeError, LookupError):
+        usage = event.get("usage")
+        delta = Delta(str(text), str(choices[0].get("finish_reason") or ""), None if usage is None else _counts(usage))
+    except (AttributeError, TypeError, LookupError, ValueError):
         raise ApiError("an event that is none of OpenAI's; is this a Mooncake conductor?", 502) from None
     if error:
         raise ApiError(str(error.get("message", error) if isinstance(error, dict) else error), 500)
     return delta
+
+
+def _counts(usage: Any) -> Usage:
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    return Usage(*(int(count or 0) for count in (usage.get("prompt_tokens"), cached, usage.get("completion_tokens"))))
 
 
 def _decoded(body: bytes) -> Any:

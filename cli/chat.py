@@ -12,7 +12,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from cli.api import DEFAULT_URL, Api, ApiError, hinted
+from cli.api import DEFAULT_URL, Api, ApiError, Usage, hinted
 from cli.console import err, out, print_json
 
 HELP = "/reset forgets the conversation, /quit leaves, Ctrl-C stops an answer."
@@ -43,7 +43,7 @@ def ask(api: Api, body: dict[str, Any], show: Callable[[str], None]) -> Turn:
     begin = time.monotonic()
     first = 0.0
     parts: list[str] = []
-    finish, usage = "", dict[str, Any]()
+    finish, usage = "", Usage()
     for delta in api.chat(body):
         if delta.text:
             first = first or time.monotonic()
@@ -52,12 +52,12 @@ def ask(api: Api, body: dict[str, Any], show: Callable[[str], None]) -> Turn:
         finish, usage = delta.finish or finish, delta.usage or usage
     end = time.monotonic()
     first = first or end
-    tokens = int(usage.get("completion_tokens", 0))
+    tokens = usage.completion
     return Turn(
         text="".join(parts),
         finish=finish,
-        prompt_tokens=int(usage.get("prompt_tokens", 0)),
-        cached_tokens=int((usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)),
+        prompt_tokens=usage.prompt,
+        cached_tokens=usage.cached,
         completion_tokens=tokens,
         ttft_s=first - begin,
         total_s=end - begin,

@@ -45,7 +45,7 @@ def asked(conductor: FakeConductor) -> list[Any]:
 def test_a_stream_is_its_deltas_and_its_usage(conductor: FakeConductor) -> None:
     deltas = list(Api(conductor.url, key="k").chat({"model": "tiny"}))
     assert deltas[:3] == [Delta("Par"), Delta("is"), Delta("", "stop")]
-    assert deltas[3].usage is not None and deltas[3].usage["completion_tokens"] == 2
+    assert deltas[3].usage is not None and deltas[3].usage.completion == 2
     _, headers, body = conductor.requests[0]
     assert headers["Authorization"] == "Bearer k"
     assert body["stream"] is True and body["stream_options"] == {"include_usage": True}

@@ -18,6 +18,7 @@ from cli.main import main
 
 HEAD = b"HTTP/1.1 %s\r\nContent-Type: %s\r\nConnection: close\r\n%s\r\n"
 TOKEN = b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n'
+TOKEN_OF_CHAT = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
 USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 20, "completion_tokens": 3}}\n\n'
 DONE = b"data: [DONE]\n\n"
 DEEP = 30_000 * b"["
@@ -41,7 +42,7 @@ ANSWERS: Mapping[bytes, str] = {
     answer(TOKEN + TOKEN[:20]): "the stream ended early",
     answer(TOKEN + USAGE): "the stream ended early",
     answer(TOKEN, more=b"Content-Length: 5000\r\n"): "connection lost (ClientPayloadError)",
-    answer(b"zz\r\n" + TOKEN, more=b"Transfer-Encoding: chunked\r\n"): "no HTTP|ClientPayloadError",
+    answer(b"zz\r\n" + TOKEN, more=b"Transfer-Encoding: chunked\r\n"): "no HTTP|ClientPayloadError|ended early",
     answer(b"no gzip at all", more=b"Content-Encoding: gzip\r\n"): "no HTTP|ClientPayloadError",
     answer(gzip.compress(TOKEN)[:-9], more=b"Content-Encoding: gzip\r\n"): "ended early|ClientPayloadError",
     answer(TOKEN + b"data: [1, 2]\n\n"): "an event that is none of OpenAI's",
@@ -196,6 +197,7 @@ def test_odd_models_are_told_in_one_sentence(models: bytes, says: str) -> None:
     "stream",
     [
         *[b"data: " + data + b"\n\n" for data in (b"7", b"[]", b'"x"', b'{"choices": 7}', b'{"choices": [7]}', DEEP)],
+        *[TOKEN_OF_CHAT + b'data: {"usage": ' + data + b"}\n\n" + DONE for data in (b"7", b'{"prompt_tokens": "x"}')],
         TOKEN[:20],
         TOKEN + RESET,
         b'data: {"error": ["broken"]}\n\n',

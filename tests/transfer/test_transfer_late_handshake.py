@@ -102,18 +102,19 @@ async def test_no_queue_pair_is_made_once_rdma_is_closing(pair: tuple[Agent, Age
     a, b = pair
     made: list[Any] = []
 
-    class Part:
-        """The target, the memory regions and the devices of one with RDMA."""
-
+    class Target:
         async def answer(self, peer: Ref, call: Any) -> None:
             made.append(call)
 
-        def close(self) -> Any:
-            return asyncio.sleep(0)
+        def close(self) -> None:
+            """As the devices, too."""
 
-    rdma = b.engine._rdma
-    rdma._target = rdma._regions = rdma._hardware = Part()  # type: ignore[assignment]
-    rdma.why = ""
+    class Regions:
+        async def close(self) -> None:
+            """There are none."""
+
+    rdma: Any = b.engine._rdma
+    rdma._target, rdma._regions, rdma._hardware, rdma.why = Target(), Regions(), Target(), ""
     call = Connect(1, "mlx5_0", Side("::1", 2, 0, 1, 1, 4096, 1))
     await rdma.answer(a.ref, messages.pack(call))
     assert made == [call]
