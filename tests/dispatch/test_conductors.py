@@ -14,10 +14,10 @@ from shared.errors import MooncakeError
 from shared.memory_bus import Faults
 from shared.messages import Load, Ref
 from shared.records import ConductorRecord
-from shared.telemetry import held_now
 from shared.virtual_loop import run as run_virtually
 from tests.dispatch.fakes import FakeDecode
 from tests.dispatch.world import NO_FAULTS, World, put_instance
+from tests.held import held_now
 
 NEED = 6
 """Blocks of a request of 10 tokens that may have 12 more."""

@@ -12,8 +12,8 @@ from services.conductor.gateway.body import ChatBody, CompletionBody, decode_bod
 from services.conductor.gateway.completer import LONG_BODY
 from services.conductor.gateway.tokenizer import Tokenizer
 from shared.errors import Contended
-from shared.telemetry import held_now
 from tests.gateway.fakes import CHAT, MODEL, Api
+from tests.held import held_now
 
 
 @pytest.mark.parametrize(
