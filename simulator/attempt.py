@@ -67,7 +67,7 @@ class Attempt:
         if request.first_token < 0:
             request.first_token = now
         else:
-            request.intervals.append(now - request.last_token)
+            request.intervals.append(np.array([now - request.last_token]))
         request.made += 1
         request.last_token = now
         self._placed.booking.prefilled(now)
@@ -80,13 +80,12 @@ class Attempt:
     def _finished(self, landing: Landing) -> None:
         request = self._request
         self._close()
-        intervals = np.array(request.intervals)
-        request.intervals = []
+        intervals = np.concatenate(request.intervals) if request.intervals else np.empty(0)
+        request.intervals.clear()
         request.tbt_decode = tail_mean(intervals[1:])
         request.tbt, request.tbt_mean = tail_mean(intervals), float(intervals.mean()) if len(intervals) else 0.0
         request.finished = self._cluster.clock.now
-        request.ended = "done"
-        self._cluster.ended()
+        self._cluster.ended(request, "done")
 
     def _lost(self, half: Job | Landing | None = None) -> None:
         if self._open:

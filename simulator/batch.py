@@ -37,6 +37,7 @@ class Batch:
         self.step = 0
         self._leaving: list[tuple[int, int, Sequence]] = []
         self._ends = np.zeros(1024)
+        self._past = 0
         self._number = 0
 
     def __len__(self) -> int:
@@ -61,11 +62,11 @@ class Batch:
 
     def advance(self, ends: Floats) -> None:
         """These steps are over."""
-        upto = self.step + len(ends)
-        if upto > len(self._ends):
-            self._ends = np.concatenate([self._ends, np.zeros(max(len(self._ends), len(ends)))])
-        self._ends[self.step : upto] = ends
-        self.step = upto
+        if self.step - self._past + len(ends) > len(self._ends):
+            self._make_room(len(ends))
+        at = self.step - self._past
+        self._ends[at : at + len(ends)] = ends
+        self.step += len(ends)
         self.context += len(ends) * len(self._leaving)
 
     def leave(self) -> list[Sequence]:
@@ -86,4 +87,12 @@ class Batch:
     def ends(self, sequence: Sequence, upto: int | None = None) -> Floats:
         """Ends of the steps that it took so far, or of all up to its last."""
         last = min(sequence.first + sequence.steps, self.step if upto is None else upto)
-        return self._ends[sequence.first : last]
+        return self._ends[sequence.first - self._past : last - self._past]
+
+    def _make_room(self, steps: int) -> None:
+        """Ends of steps in which nobody took part who is still here are forgotten."""
+        oldest = min((sequence.first for _, _, sequence in self._leaving), default=self.step)
+        kept = self._ends[oldest - self._past : self.step - self._past]
+        self._ends = np.zeros(max(1024, 2 * (len(kept) + steps)))
+        self._ends[: len(kept)] = kept
+        self._past = oldest

@@ -6,6 +6,8 @@ import heapq
 from collections.abc import Callable
 from typing import Any
 
+BEFORE = 1 << 62
+
 
 class Clock:
     """``now`` in seconds. Nothing can be taken back: who may change their mind looks when it comes."""
@@ -14,7 +16,12 @@ class Clock:
         self.now = 0.0
         self.events = 0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._count = 0
+        self._count = self._firsts = 0
+
+    def first(self, time: float, call: Callable[..., None], *args: Any) -> None:
+        """As :meth:`at`, before all that happens at the same time and was asked for with that one."""
+        self._firsts += 1
+        heapq.heappush(self._heap, (time, self._firsts - BEFORE, call, args))
 
     def at(self, time: float, call: Callable[..., None], *args: Any) -> None:
         """``time``: not before now. Raises ValueError for the past."""

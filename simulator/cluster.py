@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from services.conductor.scheduling import Rejection
@@ -41,7 +41,9 @@ class Cluster:
         self.decodes = {f"d{n}": self._decode(n) for n in range(settings.decode)}
         self.conductors = [Conductor(settings, self.directory, n) for n in range(settings.conductors)]
         self.requests: list[Request] = []
-        self._left = 0
+        self._trace: Iterator[TraceRequest] = iter(())
+        self._open = 0
+        self._more = False
         self._every: list[tuple[float, Callable[[Cluster], None]]] = []
         for conductor in self.conductors:
             self._introduce(conductor, self.prefills, self.decodes)
@@ -51,20 +53,19 @@ class Cluster:
         self._every.append((seconds, look))
 
     def run(self, trace: Iterable[TraceRequest], progress: Callable[[int], None] | None = None) -> list[Request]:
-        """Every request of the trace, ended. ``progress`` hears how many have arrived."""
-        requests = [Request(number, one) for number, one in enumerate(trace)]
-        self.requests, self._left = requests, len(requests)
-        for request in requests:
-            self.clock.at(request.trace.arrival, self._arrive, request)
+        """Every request of the trace, ended; those that have ended no longer have their ``hash_ids``, and those of the
+        trace are read as they arrive: memory is that of what is live. ``progress`` hears how many have arrived."""
+        self._trace = iter(trace)
+        self._expect()
         for failure in self.settings.failures:
             self.clock.at(failure.at, self._fail, failure)
         self._tick(self.settings.report_every, self._report)
         for seconds, look in self._every:
             self._tick(seconds, partial(look, self))
         if progress:
-            self._tick(10.0, lambda: progress(sum(one.attempts > 0 or bool(one.ended) for one in requests)))
+            self._tick(10.0, lambda: progress(len(self.requests)))
         self.clock.run()
-        return requests
+        return self.requests
 
     def replicas(self, block: int) -> int:
         return self.directory.replicas(block)
@@ -107,7 +108,18 @@ class Cluster:
 
     # -- what happens ----------------------------------------------------------------------------------
 
-    def _arrive(self, request: Request) -> None:
+    def _expect(self) -> None:
+        """The next one of the trace."""
+        one = next(self._trace, None)
+        self._more = one is not None
+        if one is not None:
+            self.clock.first(one.arrival, self._arrive, one)
+
+    def _arrive(self, one: TraceRequest) -> None:
+        request = Request(len(self.requests), one)
+        self.requests.append(request)
+        self._open += 1
+        self._expect()
         self._place(self.conductors[request.number % len(self.conductors)], request, ())
 
     def _place(self, conductor: Conductor, request: Request, closed: tuple[str, ...]) -> None:
@@ -127,15 +139,15 @@ class Cluster:
             wait = max(SHORTEST_WAIT, min(rejection.retry_after, 1.0))
             self.clock.after(wait, self._place, conductor, request, ())
         else:
-            request.ended = rejection.reason
-            self.ended()
+            self.ended(request, rejection.reason)
 
     def _again(self, conductor: Conductor, request: Request) -> None:
         self.clock.after(SHORTEST_WAIT, self._place, conductor, request, ())
 
-    def ended(self) -> None:
+    def ended(self, request: Request, why: str) -> None:
         """One request less."""
-        self._left -= 1
+        request.ended, request.trace = why, request.trace._replace(hash_ids=())
+        self._open -= 1
 
     def _fail(self, failure: Failure) -> None:
         node = self.nodes[failure.node]
@@ -174,7 +186,7 @@ class Cluster:
 
     def _tick(self, seconds: float, call: Callable[[], None]) -> None:
         def tick() -> None:
-            if self._left:
+            if self._more or self._open:
                 call()
                 self.clock.after(seconds, tick)
 

@@ -197,7 +197,10 @@ class DecodeInstance:
         ends = self.batch.ends(sequence)
         landing.request.made += len(ends)
         landing.request.last_token = float(ends[-1]) if len(ends) else landing.first_token
-        landing.request.intervals.extend(np.diff(ends, prepend=landing.first_token).tolist())
+        intervals = ends.copy()
+        intervals[1:] -= ends[:-1]
+        intervals[:1] -= landing.first_token
+        landing.request.intervals.append(intervals)
 
     def _end(self, landing: Landing) -> None:
         self._give_back(landing)

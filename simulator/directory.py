@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from services.conductor.scheduling import Matches
 from simulator.clock import Clock
@@ -19,15 +21,14 @@ class Directory:
         self._clock, self._delay = clock, delay
         self._holders: dict[int, int] = {}
         self._slow: dict[int, int] = {}
-        self._coming: list[tuple[float, int, int, int]] = []
-        self._applied = 0
+        self._coming: deque[tuple[float, Sequence[int], int, int]] = deque()
 
-    def listener(self, node: str) -> Callable[[int, int], None]:
+    def listener(self, node: str) -> Callable[[Sequence[int], int], None]:
         """What the node's pool tells its changes to."""
         bit = 1 << self.ids.index(node)
 
-        def changed(block: int, tier: int) -> None:
-            self._coming.append((self._clock.now + self._delay, block, bit, tier))
+        def changed(blocks: Sequence[int], tier: int) -> None:
+            self._coming.append((self._clock.now + self._delay, blocks, bit, tier))
 
         return changed
 
@@ -35,18 +36,18 @@ class Directory:
         """How long a prefix each node holds, and how much of it is in DRAM where some is not."""
         self._catch_up()
         lengths = np.zeros(len(self.ids), dtype=np.int64)
-        holders, last = (1 << len(self.ids)) - 1, 0
+        holders = (1 << len(self.ids)) - 1
         fast: dict[str, int] = {}
         for at, block in enumerate(chain):
             still = holders & self._holders.get(block, 0)
             if still != holders:
-                if last := holders & ~still:
-                    lengths[bits(last)] = at
+                if at:
+                    lengths[bits(holders & ~still)] = at
                 holders = still
                 if not holders:
                     break
             if self._slow and (slow := self._slow.get(block, 0) & holders):
-                for node in bits(slow):
+                for node in bits(slow).tolist():
                     fast.setdefault(self.ids[node], at)
         else:
             lengths[bits(holders)] = len(chain)
@@ -58,35 +59,30 @@ class Directory:
         return self._holders.get(block, 0).bit_count()
 
     def _catch_up(self) -> None:
-        now, coming, at = self._clock.now, self._coming, self._applied
-        while at < len(coming) and coming[at][0] <= now:
-            _, block, bit, tier = coming[at]
-            self._apply(block, bit, tier)
-            at += 1
-        if at > 65_536:
-            del coming[:at]
-            at = 0
-        self._applied = at
-
-    def _apply(self, block: int, bit: int, tier: int) -> None:
-        _set(self._holders, block, bit, tier != GONE)
-        if tier == SSD or self._slow:
-            _set(self._slow, block, bit, tier == SSD)
+        now, coming = self._clock.now, self._coming
+        while coming and coming[0][0] <= now:
+            _, blocks, bit, tier = coming.popleft()
+            _set(self._holders, blocks, bit, tier != GONE)
+            if tier == SSD or self._slow:
+                _set(self._slow, blocks, bit, tier == SSD)
 
 
-def _set(masks: dict[int, int], block: int, bit: int, on: bool) -> None:
-    mask = masks.get(block, 0)
-    mask = mask | bit if on else mask & ~bit
-    if mask:
-        masks[block] = mask
-    else:
-        masks.pop(block, None)
+def _set(masks: dict[int, int], blocks: Sequence[int], bit: int, on: bool) -> None:
+    """The mask of one holder is the same object everywhere: most blocks have one, of hundreds of bits."""
+    if on:
+        for block in blocks:
+            mask = masks.setdefault(block, bit)
+            if not mask & bit:
+                masks[block] = mask | bit
+        return
+    for block in blocks:
+        mask = masks.pop(block, 0)
+        if mask & ~bit:
+            masks[block] = mask & ~bit
 
 
-def bits(mask: int) -> list[int]:
-    found = []
-    while mask:
-        low = mask & -mask
-        found.append(low.bit_length() - 1)
-        mask ^= low
+def bits(mask: int) -> npt.NDArray[np.intp]:
+    """Numbers of the bits that are set."""
+    raw = np.frombuffer(mask.to_bytes(mask.bit_length() // 8 + 1, "little"), dtype=np.uint8)
+    found: npt.NDArray[np.intp] = np.unpackbits(raw, bitorder="little").nonzero()[0]
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 
 class Lru:
@@ -32,37 +32,40 @@ class Lru:
     def over(self) -> bool:
         return len(self._young) + len(self._old) > self.capacity
 
-    def touch(self, block: int) -> bool:
-        """Make it the youngest; True where it is new."""
-        young = self._young
-        if block in young:
-            young.move_to_end(block)
-            return False
-        known = self._old.pop(block, self) is None
-        young[block] = None
-        if len(young) > self.capacity / 2:
-            self._old[young.popitem(last=False)[0]] = None
-        return not known
+    def touch(self, blocks: Iterable[int]) -> list[int]:
+        """Make them the youngest, the last one most; those that are new."""
+        young, old, half = self._young, self._old, self.capacity / 2
+        new = list[int]()
+        for block in blocks:
+            if block in young:
+                young.move_to_end(block)
+                continue
+            if block in old:
+                del old[block]
+            else:
+                new.append(block)
+            young[block] = None
+            if len(young) > half:
+                old[young.popitem(last=False)[0]] = None
+        return new
 
-    def insert_middle(self, block: int) -> bool:
-        """Put a new one between the halves; True where it is new. One that is here stays where it is."""
-        if block in self:
-            return False
-        self._old[block] = None
-        return True
+    def insert_middle(self, blocks: Iterable[int]) -> list[int]:
+        """Put new ones between the halves; those that are new. What is here stays where it is."""
+        new = [block for block in blocks if block not in self]
+        self._old.update(dict.fromkeys(new))
+        return new
 
     def victim(self) -> int:
         """Take out the oldest."""
         half = self._old or self._young
         return half.popitem(last=False)[0]
 
-    def spare(self, block: int) -> None:
-        """A victim that is in use goes back, as one that was just used."""
-        self.touch(block)
-
-    def remove(self, block: int) -> None:
-        if self._young.pop(block, self) is self:
-            self._old.pop(block, None)
+    def remove(self, blocks: Iterable[int]) -> None:
+        """Those that are here."""
+        if self._young or self._old:
+            for block in blocks:
+                if self._young.pop(block, self) is self:
+                    self._old.pop(block, None)
 
     def clear(self) -> None:
         self._young.clear()

@@ -18,9 +18,9 @@ class Hold(NamedTuple):
 
 
 class Pool:
-    """``changed(block, tier)`` hears of every change: DRAM, SSD, or GONE. Blocks in use (:meth:`hold`) stay in DRAM."""
+    """``changed(blocks, tier)`` hears of every change: DRAM, SSD, or GONE. Blocks in use (:meth:`hold`) stay in DRAM."""
 
-    def __init__(self, dram: float, ssd: float, changed: Callable[[int, int], None]) -> None:
+    def __init__(self, dram: float, ssd: float, changed: Callable[[Sequence[int], int], None]) -> None:
         self.dram = Lru(dram)
         self.ssd = Lru(ssd)
         self._held: dict[int, int] = {}
@@ -40,34 +40,33 @@ class Pool:
         return len(chain), len(chain) if fast < 0 else fast
 
     def hold(self, chain: Sequence[int]) -> Hold:
+        held = self._held
         for block in chain:
-            self._held[block] = self._held.get(block, 0) + 1
+            held[block] = held.get(block, 0) + 1
         return Hold(chain, self._incarnation)
 
     def release(self, hold: Hold) -> None:
         """Once for each hold; one of before the node died is nothing any more."""
         if hold.incarnation != self._incarnation:
             return
+        held = self._held
         for block in hold.chain:
-            left = self._held[block] - 1
+            left = held.pop(block) - 1
             if left:
-                self._held[block] = left
-            else:
-                del self._held[block]
+                held[block] = left
 
     def put(self, chain: Sequence[int], fetched: bool = False) -> None:
         """Now in DRAM and just used, the head of the chain last; a new copy of others' blocks enters in the middle."""
-        for block in reversed(chain):
-            new = self.dram.insert_middle(block) if fetched else self.dram.touch(block)
-            if new:
-                self.ssd.remove(block)
-                self._changed(block, DRAM)
+        blocks = reversed(chain)
+        new = self.dram.insert_middle(blocks) if fetched else self.dram.touch(blocks)
+        if new:
+            self.ssd.remove(new)
+            self._changed(new, DRAM)
         self._make_room()
 
     def clear(self) -> None:
         """The node died."""
-        for block in [*self.dram, *self.ssd]:
-            self._changed(block, GONE)
+        self._changed([*self.dram, *self.ssd], GONE)
         self.dram.clear()
         self.ssd.clear()
         self._held.clear()
@@ -75,20 +74,25 @@ class Pool:
 
     def _make_room(self) -> None:
         """Where everything is in use, the pool is larger for as long."""
-        tries = len(self.dram)
+        tries, victims = len(self.dram), list[int]()
         while self.dram.over and tries:
             block = self.dram.victim()
             tries -= 1
             if block in self._held:
-                self.dram.spare(block)
+                self.dram.touch((block,))
             else:
-                self._drop(block)
+                victims.append(block)
+        if victims:
+            self._drop(victims)
 
-    def _drop(self, block: int) -> None:
+    def _drop(self, blocks: Sequence[int]) -> None:
         if not self.ssd.capacity:
-            self._changed(block, GONE)
+            self._changed(blocks, GONE)
             return
-        self.ssd.touch(block)
-        self._changed(block, SSD)
-        if self.ssd.over:
-            self._changed(self.ssd.victim(), GONE)
+        self.ssd.touch(blocks)
+        self._changed(blocks, SSD)
+        gone = list[int]()
+        while self.ssd.over:
+            gone.append(self.ssd.victim())
+        if gone:
+            self._changed(gone, GONE)

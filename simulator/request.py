@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from shared.workload.trace import TraceRequest
 
@@ -46,7 +47,7 @@ class Request:
     made: int = 0
     """Output tokens made so far."""
     last_token: float = -1.0
-    intervals: list[float] = field(default_factory=list)
+    intervals: list[npt.NDArray[np.float64]] = field(default_factory=list)
     """Between tokens of attempts that failed; those of the last one are the decode instance's."""
 
     @property
@@ -63,7 +64,7 @@ TAIL = 0.1
 """TBT of a request: the mean of this share of its intervals, the longest ones."""
 
 
-def tail_mean(intervals: np.typing.NDArray[np.float64]) -> float:
+def tail_mean(intervals: npt.NDArray[np.float64]) -> float:
     """0 where there are none."""
     if not len(intervals):
         return 0.0

@@ -57,7 +57,7 @@ class Agents:
         if seat is None:
             self.seats[id] = AgentSeat(rate, disk, backlog, prefill)
             self._rebuild()
-        else:
+        elif (seat.rate, seat.backlog, seat.prefill, seat.disk) != (rate, backlog, prefill, disk):
             seat.rate, seat.backlog, seat.prefill, seat.disk = rate, backlog, prefill, disk
             self._refresh(id)
 

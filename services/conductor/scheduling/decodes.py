@@ -28,7 +28,8 @@ class Reported:
 @dataclass
 class DecodeSeat:
     """``running``, ``kv_tokens``: of requests that are not ours. ``unsettled``: booking -> blocks that no report of
-    the instance covers yet; ``settled``: those that its reports count.
+    the instance covers yet; ``settled``: those that its reports count. ``joined``: booking -> tokens, of those of ours
+    that decode.
     ``echoes``: booking -> blocks kept free for what others may be placing at the same moment.
     ``room``: blocks, as reported; ``most``: the most ever reported, that of an empty instance. ``limit``: sequences in
     its batch at most.
@@ -51,6 +52,7 @@ class DecodeSeat:
     assigned: int = 0
     unsettled: dict[int, int] = field(default_factory=dict)
     settled: dict[int, int] = field(default_factory=dict)
+    joined: dict[int, float] = field(default_factory=dict)
     echoes: dict[int, int] = field(default_factory=dict)
     coming: int = 0
     coming_blocks: int = 0
@@ -83,7 +85,6 @@ class LiveColumns:
         self.row = np.zeros(INITIAL, dtype=np.int64)
         self.joins, self.leaves, self.tokens = np.zeros(INITIAL), np.zeros(INITIAL), np.zeros(INITIAL)
         self.promised = np.zeros(INITIAL)
-        self.joined = np.zeros(INITIAL, dtype=np.bool_)
 
     def __len__(self) -> int:
         return len(self.bookings)
@@ -94,7 +95,7 @@ class LiveColumns:
             self._grow()
         self.bookings.append(booking)
         self.at[booking] = position
-        self.row[position], self.tokens[position], self.joined[position] = row, tokens, False
+        self.row[position], self.tokens[position] = row, tokens
         self.joins[position], self.leaves[position], self.promised[position] = joins, leaves, promised
 
     def remove(self, booking: int) -> bool:
@@ -104,13 +105,13 @@ class LiveColumns:
         last = self.bookings.pop()
         if last != booking:
             self.bookings[position], self.at[last] = last, position
-            for column in (self.row, self.joins, self.leaves, self.tokens, self.promised, self.joined):
+            for column in (self.row, self.joins, self.leaves, self.tokens, self.promised):
                 column[position] = column[len(self.bookings)]
         return True
 
     def _grow(self) -> None:
         size = 2 * len(self.row)
-        self.row, self.joined = np.resize(self.row, size), np.resize(self.joined, size)
+        self.row = np.resize(self.row, size)
         self.joins, self.leaves = np.resize(self.joins, size), np.resize(self.leaves, size)
         self.tokens, self.promised = np.resize(self.tokens, size), np.resize(self.promised, size)
 
@@ -152,10 +153,9 @@ class Decodes:
 
     def report(self, id: str, load: Load, now: float) -> None:
         """What is reported beyond our own joined requests belongs to others."""
-        seat, row, count = self.seats[id], self._row[id], len(self.live)
-        ours = (self.live.row[:count] == row) & self.live.joined[:count]
-        seat.running = max(0.0, load.running - float(ours.sum()))
-        seat.kv_tokens = max(0.0, load.kv_tokens - float(self.live.tokens[:count][ours].sum()))
+        seat = self.seats[id]
+        seat.running = max(0.0, float(load.running - len(seat.joined)))
+        seat.kv_tokens = max(0.0, load.kv_tokens - sum(seat.joined.values()))
         if load.total_blocks:
             seat.total, seat.room = load.total_blocks, load.room_blocks
             seat.most = max(seat.most, seat.room)
@@ -202,7 +202,8 @@ class Decodes:
         at = self.live.at.get(booking)
         if at is not None:
             self.live.leaves[at] += now - self.live.joins[at]
-            self.live.joins[at], self.live.joined[at] = now, True
+            self.live.joins[at] = now
+            self.seats[self.ids[self.live.row[at]]].joined[booking] = float(self.live.tokens[at])
 
     def echo(self, booking: int, id: str, blocks: int) -> None:
         """Other conductors, who cannot have heard of the booking yet, may be placing as much there: it is kept free
@@ -222,6 +223,7 @@ class Decodes:
             seat = self.seats[id]
             seat.assigned -= 1
             seat.unsettled.pop(booking, None)
+            seat.joined.pop(booking, None)
             held = seat.settled.pop(booking, 0)
             if gives_back:
                 self._give_back(seat, held)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 
 from shared.blocks import KEY, iter_keys, key_count
@@ -12,6 +11,9 @@ from shared.blocks import KEY, iter_keys, key_count
 class Promise:
     count: int
     ready_at: float
+
+
+NOBODY: dict[str, Promise] = {}
 
 
 class Optimistic:
@@ -44,15 +46,27 @@ class Optimistic:
                 del self._holders[key]
 
     def match(self, keys: bytes) -> dict[str, tuple[int, float]]:
-        """instance -> (blocks of ``keys`` promised there, when they are ready)."""
+        """instance -> (blocks of ``keys`` promised there, when they are ready).
+
+        All instances bisect together, after a look at the second block: where many prompts begin alike, most are
+        promised their first block only.
+        """
         first = self._holders.get(keys[:KEY]) if self._holders else None
-        return {instance: self._longest(keys, instance) for instance in first} if first else {}
-
-    def _longest(self, keys: bytes, instance: str) -> tuple[int, float]:
-        absent = bisect_left(range(key_count(keys)), True, key=lambda i: self._promise(keys, i, instance) is None)
-        promise = self._promise(keys, absent - 1, instance)
-        return absent, promise.ready_at if promise else 0.0
-
-    def _promise(self, keys: bytes, index: int, instance: str) -> Promise | None:
-        holders = self._holders.get(keys[index * KEY : (index + 1) * KEY])
-        return holders.get(instance) if holders else None
+        if not first:
+            return {}
+        found: dict[str, tuple[int, float]] = dict.fromkeys(first, (0, 0.0))
+        open_ranges = [(0, key_count(keys), first, list(first))]
+        while open_ranges:
+            at, absent, holders, instances = open_ranges.pop()
+            if absent - at == 1:
+                found.update({instance: (absent, holders[instance].ready_at) for instance in instances})
+                continue
+            middle = (at + absent) // 2 if at else 1
+            further = self._holders.get(keys[middle * KEY : (middle + 1) * KEY], NOBODY)
+            longer = [instance for instance in instances if instance in further] if further else []
+            if longer:
+                open_ranges.append((middle, absent, further, longer))
+            if len(longer) < len(instances):
+                shorter = [instance for instance in instances if instance not in further] if longer else instances
+                open_ranges.append((at, middle, holders, shorter))
+        return found

@@ -199,11 +199,13 @@ class Prefills:
         """(own, ready) of a view: promises count where they are longer than what is there."""
         if not promised:
             return here, self._never
+        known = [(self._row[id], blocks, at) for id, (blocks, at) in promised.items() if id in self._row]
+        rows, blocks, until = zip(*known, strict=True) if known else ((), (), ())
+        where, longer = np.array(rows, dtype=np.int64), np.array(blocks, dtype=np.int64)
+        more = longer > here.take(where)
         own, ready = here.copy(), np.zeros(len(self.ids))
-        for id, (blocks, at) in promised.items():
-            row = self._row.get(id)
-            if row is not None and blocks > here[row]:
-                own[row], ready[row] = blocks, max(at - now, 0.0)
+        own[where[more]] = longer[more]
+        ready[where[more]] = np.maximum(np.array(until, dtype=np.float64)[more] - now, 0.0)
         return own, ready
 
     def _refresh(self, seat: PrefillSeat) -> None:
