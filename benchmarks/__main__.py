@@ -1,6 +1,6 @@
 """``make bench``: the walking mesh with the real model, at one thread an engine. ``--rounds N`` samples a row.
 
-``python -m benchmarks replay`` and ``prediction`` have options of their own.
+``python -m benchmarks fidelity``, ``prediction``, ``replay`` and ``simulator`` have options of their own.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import os
 import sys
+from importlib import import_module
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -17,7 +18,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 SUITES = ("conductors", "gateway", "overload", "prefix", "split", "streams", "tracing")
 
 
-ALONE = ("replay", "prediction")
+ALONE = ("fidelity", "prediction", "replay", "simulator")
 """Suites that are not part of ``make bench``: each wants the machine for minutes, and has its own options."""
 
 
@@ -47,9 +48,7 @@ def main() -> None:
 
 
 def run_alone(suite: str, arguments: list[str]) -> None:
-    from benchmarks import prediction, replay
-
-    {"replay": replay, "prediction": prediction}[suite].main(arguments)
+    import_module(f"benchmarks.{suite}").main(arguments)
 
 
 async def run(suite: str, path: str, model: str, options: argparse.Namespace) -> None:

@@ -13,11 +13,11 @@ from benchmarks import loaded, report
 from benchmarks.processes import Mesh
 from benchmarks.report import Row, row
 from shared.workload.arrivals import compressed
-from shared.workload.trace import TraceRequest, read_trace, write_trace
+from shared.workload.trace import BLOCK, TraceRequest, read_trace, write_trace
 
 POLICIES = ("random", "round_robin", "least_loaded", "local_cache", "paper", "global_cache")
-NODES, KV_BYTES = 8, 16
-"""Nodes of each role; bytes of KV of a token, as simulated."""
+NODES, KV_BYTES, SLOT_ALIGN = 8, 16, 4096
+"""Nodes of each role; bytes of KV of a token, as simulated; what the store rounds a slot up to."""
 
 SHORTER = 4
 """A token of the mesh stands for so many of the trace: a fourth of the messages and hashes, at the same times. What 34
@@ -26,11 +26,20 @@ processes on a few cores can do is not what is measured."""
 POOL_TOKENS = 1 << 20
 """Tokens of the trace for which each node has room."""
 
+BLOCK_TOKENS = BLOCK // SHORTER
+"""Of the mesh: a block of the trace, so that neither finds more of a prefix than the other."""
+
+POOL_BYTES = POOL_TOKENS // BLOCK * -(-BLOCK_TOKENS * KV_BYTES // SLOT_ALIGN) * SLOT_ALIGN
+"""The store begins every slot at a page."""
+
+CHUNK = 16_384
+"""Tokens of the trace computed in one step."""
+
 A800 = {
     "MOONCAKE_SIMULATED_PREFILL_BASE_S": "0.01",
     "MOONCAKE_SIMULATED_PREFILL_TOKEN_S": str(1.16e-4 * SHORTER),
     "MOONCAKE_SIMULATED_PREFILL_SQUARE_S": str(7.2e-10 * SHORTER**2),
-    "MOONCAKE_PREFILL_CHUNK": "4096",
+    "MOONCAKE_PREFILL_CHUNK": str(CHUNK // SHORTER),
 }
 """LLaMA3-70B on 8 A800, as fitted to the paper's Fig. 14; decode steps as the simulated engine's defaults."""
 
@@ -62,7 +71,8 @@ def workload(path: str, share: float, rate: float, count: int, longest_answer: i
 def measure(policy: str, trace: str) -> Seen:
     """One policy on a mesh of its own."""
     flags = ["--engine", "simulated", "--prefill", str(NODES), "--decode", str(NODES), "--context-length", "200000"]
-    flags += ["--pool-bytes", str(POOL_TOKENS // SHORTER * KV_BYTES), "--slo-tbt-ms", "60000", "--policy", policy]
+    flags += ["--pool-bytes", str(POOL_BYTES), "--block-size", str(BLOCK_TOKENS)]
+    flags += ["--slo-tbt-ms", "60000", "--policy", policy]
     with loaded.started({**A800, "OMP_NUM_THREADS": "1"}, *flags) as running:
         before = running.cpu()
         usual = ("--trace", trace, "--no-spread", "--shorten", str(SHORTER))

@@ -18,7 +18,7 @@ class Hold(NamedTuple):
 
 
 class Pool:
-    """``changed(blocks, tier)`` hears of every change: DRAM, SSD, or GONE. Blocks in use (:meth:`hold`) stay in DRAM."""
+    """``changed(blocks, tier)`` hears of changes: DRAM, SSD, or GONE. Blocks in use (:meth:`hold`) stay in DRAM."""
 
     def __init__(self, dram: float, ssd: float, changed: Callable[[Sequence[int], int], None]) -> None:
         self.dram = Lru(dram)

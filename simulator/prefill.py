@@ -100,10 +100,14 @@ class PrefillInstance:
 
     def _idle(self, tokens: int, cached: int) -> float:
         size = len(self.nodes)
-        shares = [
-            self.model.seconds(min(tokens, at + self.chunk), at) / size for at in range(cached, tokens, self.chunk)
-        ]
+        starts = range(cached, tokens, self.chunk)
+        shares = [self._seconds(at, min(tokens, at + self.chunk), tokens) for at in starts]
         return sum(shares) + (size - 1) * max(shares)
+
+    def _seconds(self, at: int, upto: int, tokens: int) -> float:
+        """Of a chunk at one stage; what any prompt takes comes with its last one."""
+        base = self.model.base if upto < tokens else 0.0
+        return (self.model.seconds(upto, at) - base) / len(self.nodes)
 
     @property
     def head(self) -> Node:
@@ -198,8 +202,8 @@ class PrefillInstance:
         job.cached = min(here * BLOCK, job.tokens - 1)
         job.fetched = min(job.fetched, job.cached)
         ends, releases = self._compute(job)
+        self.clock.at(ends, self._end, job)  # first: whoever is next finds what this one leaves
         self.clock.at(self._stages[0], self._stage_free, job)
-        self.clock.at(ends, self._end, job)
         job.started(job, releases)
 
     def _compute(self, job: Job) -> tuple[float, list[list[Release]]]:
@@ -209,8 +213,8 @@ class PrefillInstance:
         releases: list[list[Release]] = [[(now, job.cached * share)] for _ in stages]
         at = job.cached
         while at < job.tokens:
-            upto = min(job.tokens, at + self.chunk) if size > 1 else job.tokens
-            seconds = self.model.seconds(upto, at) / size
+            upto = min(job.tokens, at + self.chunk)
+            seconds = self._seconds(at, upto, job.tokens)
             before = now
             for stage in range(size):
                 begins = max(stages[stage], before, now)
@@ -218,6 +222,8 @@ class PrefillInstance:
                 releases[stage] += _groups(begins, seconds, at * share, upto * share)
             job.request.compute += seconds * size
             self.busy += seconds * size
+            if upto < job.tokens:
+                self.clock.at(before, self._computed, job, upto // BLOCK)
             at = upto
         return stages[-1], releases
 
@@ -225,6 +231,11 @@ class PrefillInstance:
         if not job.dead:
             self._computing = False
             self._next()
+
+    def _computed(self, job: Job, blocks: int) -> None:
+        """Blocks of a chunk are there for all to use as soon as it is computed."""
+        if not job.dead:
+            self.head.pool.put(job.chain[:blocks])
 
     def _end(self, job: Job) -> None:
         if job.dead:

@@ -53,7 +53,8 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """A disaggregated cluster.
 
     ``prefill``, ``decode``: nodes. ``group``: prefill nodes that compute a prompt together, in chunks of
-    ``chunk`` tokens (chunked pipeline parallelism); they are one instance. ``decode_cache``: decode nodes keep what
+    ``chunk`` tokens (chunked pipeline parallelism); they are one instance. A chunk's blocks are there for all to use
+    when it is computed. ``decode_cache``: decode nodes keep what
     landed there, send it to others, and do not ask for it again. Without ``fetches`` nobody fetches.
     ``overtake``: a prompt may overtake those that came up to so many times its own compute before it; 0: by age alone.
     ``index_delay``, ``control_delay``: until the index knows of a change, and a message's way. ``report_every``:
