@@ -58,7 +58,8 @@ def text(data: dict[str, Any]) -> str:
     return (
         "Ten prefill nodes with 3 M tokens each, answers cut to one token. Our local policy takes the instance that "
         "would be first with what it holds itself, which by itself finds nine tenths of what all caches together hold. "
-        "Which one the paper's took is not published; it found less than half.\n\n" + markdown(head, rows)
+        "Which one the paper's took is not published; it found less than half. The first half hour of conversation "
+        "alone allows no less than 1.20 s and a hit rate of 0.347 (see Fig. 8).\n\n" + markdown(head, rows)
     )
 
 
