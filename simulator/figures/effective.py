@@ -54,10 +54,10 @@ vLLM's time is that of prompts computed whole, from the fit alone. Where it diff
 has longer or shorter prompts: the last two columns compare better. Chunks cost here what their tokens cost, and the
 batch beside them."""
 PART = """\
-The first half hour of the released conversation trace is not all of it: its prompts are 7 % longer, and an endless cache
-in one place would have 0.347 of its input and take 1.20 s a request, 14 % more than the paper's Mooncake on the whole
-(synthetic, which is whole: 0.745 s, 2 %). So no scheduler comes within 10 % of the paper's 1.05 s on it; beside vLLM's
-time, the endless cache takes 0.661, the paper 0.641."""
+The first half hour of the released conversation trace is not all of it: its prompts are 7 % longer, and an endless
+cache in one place would have 0.347 of its input and take 1.20 s a request, 14 % more than the paper's Mooncake on the
+whole (synthetic, which is whole: 0.745 s, 2 %). So no scheduler comes within 10 % of the paper's 1.05 s on it; beside
+vLLM's time, the endless cache takes 0.661, the paper 0.641."""
 
 
 def compute(name: str, traces: Traces, known: Known) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def text(data: dict[str, Any]) -> str:
         "sequence costs a step is fitted to 8 to 11 decode nodes, and in the paper five of them slow down more than in "
         "proportion. Steps of 22.8 ms and 5.2 ms more for each sequence would, by Little's law, come within 6 % of all "
         "seven of the paper's; conversation, which decodes nearly twice as many tokens a second, would then keep "
-        "eight decode nodes so busy that their steps took three to four times as long as a single request's. So we do "
+        "eight decode nodes so busy that their steps took about three times as long as a single request's. So we do "
         "not fit that.\n\n" + markdown(head, rows)
     )
 

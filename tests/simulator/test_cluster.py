@@ -177,3 +177,30 @@ def test_groups_must_divide_the_nodes() -> None:
 def test_the_past_is_refused() -> None:
     with pytest.raises(ValueError, match="before now"):
         Clock().at(-math.inf, lambda: None)
+
+
+def chain_of(first: int, blocks: int) -> tuple[int, ...]:
+    return tuple(range(first, first + blocks))
+
+
+def test_who_is_queued_behind_its_prefix_finds_it_computed() -> None:
+    """Several of them, as a burst of one conversation's turns is."""
+    whole = 16
+    trace = [TraceRequest(0.1 * n, (whole + n) * BLOCK + 1, 2, chain_of(0, whole + n + 1)) for n in range(4)]
+    requests = run({"prefill": 1, "decode": 1}, trace)
+    assert [request.hit for request in requests] == [0, *((whole + n) * BLOCK for n in range(1, 4))]
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_blocks_of_a_chunk_are_there_before_the_prompt_is_done(group: int) -> None:
+    cluster = Cluster(ClusterSettings(prefill=group, group=group, decode=1, chunk=4 * BLOCK))
+    first, last = set[float](), set[float]()
+
+    def look(cluster: Cluster) -> None:
+        for block, seen in ((0, first), (3, first), (63, last)):
+            if cluster.replicas(block):
+                seen.add(cluster.clock.now)
+
+    cluster.every(0.05, look)
+    (request,) = cluster.run([TraceRequest(0.0, 64 * BLOCK, 2, chain_of(0, 64))])
+    assert min(first) < 0.5 * request.first_token < request.first_token <= min(last, default=math.inf)
