@@ -71,8 +71,8 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``prompt_tokens``: length of the original prompt (usage and output index 0 count from there).
     ``root``: parent of the first block key (namespace with tenant salt). ``keys``: chain of all full blocks
     of ``tokens``. ``age_ms``: time since the *request* arrived (age is the request's, not the attempt's).
-    ``deadline_ms``: time left until its TTFT objective, negative when that has passed. ``priority``: higher is more
-    urgent. They order prefill's queue, and are hints.
+    ``deadline_ms``: time left until its first token is due, at the latest by its TTFT objective; negative when that has
+    passed. ``priority``: higher is more urgent. They order prefill's queue, and are hints.
     ``lists``: number of the last live list that the gateway sent to this instance; only later ones count.
     ``tenant``: whose quota of cache its blocks count against.
     """

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from services.conductor.scheduling.urgency import due
 from simulator.conductor import Conductor, Placed
 from simulator.decode import Landing
 from simulator.link import Release
@@ -43,7 +44,8 @@ class Attempt:
         self._count(1)
         sources = [cluster.nodes[agent] for agent, _ in decision.sources] if decision.fetch_blocks else []
         job = Job(request, chain, tokens, decision.fetch_blocks, sources, self._started, self._first, self._lost)
-        job.born = request.trace.arrival
+        settings = cluster.settings
+        job.due = request.trace.arrival + due(settings.due, decision.alone, settings.overtake)
         p.submit(job)
         request.prefill, request.decode = p.id, d.id
         self._placed.booking.settle_prefill()

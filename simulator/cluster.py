@@ -82,9 +82,7 @@ class Cluster:
         first = number * settings.group
         nodes = [self.nodes[f"prefill-{n}"] for n in range(first, first + settings.group)]
         size, disk = hardware.bytes_per_token, hardware.ssd_rate
-        return PrefillInstance(
-            f"p{number}", self.clock, nodes, hardware.prefill, settings.chunk, size, disk, settings.overtake
-        )
+        return PrefillInstance(f"p{number}", self.clock, nodes, hardware.prefill, settings.chunk, size, disk)
 
     def _decode(self, number: int) -> DecodeInstance:
         settings, hardware = self.settings, self.settings.hardware

@@ -51,7 +51,7 @@ class Conductor:
         self.ledger = Ledger(settings.hardware.nic)
         self.coming: dict[str, tuple[int, int]] = {}
         self._settings, self._directory = settings, directory
-        self._scheduler = Scheduler(policy(settings.policy, options))
+        self._scheduler = Scheduler(policy(settings.policy, options), settings.thrift)
         self._objectives = Objectives(settings.ttft_slo, settings.tbt_slo)
         self._block_bytes = BLOCK * settings.hardware.bytes_per_token
 

@@ -1,4 +1,4 @@
-"""A prefill instance: a queue by age, fetches while queued, chunks through the stages of its group."""
+"""A prefill instance: a queue by deadline, fetches while queued, chunks through the stages of its group."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class Job:
     """One attempt at a prefill. ``chain``, ``tokens``: the prompt, or what is prefilled again after a failure.
     ``fetch``: blocks to have from ``sources`` (nodes, the planned one first). ``started(job, releases)``: it computes;
     for each stage, when how many of its bytes may be sent. ``finished``: the first token. ``lost``: the instance died.
+    ``due``: earlier ones compute first. ``cached``: tokens not to compute, of which the queue has ``counted`` so many.
     """
 
     request: Request
@@ -41,8 +42,9 @@ class Job:
     started: Callable[[Job, list[list[Release]]], None]
     finished: Callable[[Job], None]
     lost: Callable[[Job], None]
-    born: float = 0.0
+    due: float = 0.0
     cached: int = 0
+    counted: int = 0
     fetched: int = 0
     held: Hold | None = None
     lent: tuple[Node, Hold] | None = None
@@ -69,7 +71,7 @@ class Waiting:
 
 @dataclass(eq=False)
 class PrefillInstance:
-    """``nodes``: its stages; the first one's pool has the blocks. ``overtake``: see the cluster's settings."""
+    """``nodes``: its stages; the first one's pool has the blocks."""
 
     id: str
     clock: Clock
@@ -78,7 +80,6 @@ class PrefillInstance:
     chunk: int
     bytes_per_token: int
     ssd_rate: float
-    overtake: float = 0.0
     jobs: set[Job] = field(default_factory=set)
     alive: bool = True
     busy: float = 0.0
@@ -123,8 +124,8 @@ class PrefillInstance:
         here, fast = pool.match(job.chain)
         job.held = pool.hold(job.chain[: max(here, job.fetch)])
         self.jobs.add(job)
-        job.cached = min(here * BLOCK, job.tokens - 1)
-        self._waiting.count(job.tokens, job.cached, 1)
+        job.cached = job.counted = min(here * BLOCK, job.tokens - 1)
+        self._waiting.count(job.tokens, job.counted, 1)
         ready = self._read_ssd(job, here - fast) if fast < here else self.clock.now
         if job.fetch > here and self._fetch(job, here):
             return
@@ -172,7 +173,14 @@ class PrefillInstance:
         self._return_loan(job)
         self.head.pool.put(job.chain[here:blocks], fetched=True)
         job.fetched = min(blocks * BLOCK, job.tokens - 1) - here * BLOCK
+        self._count_again(job, min(blocks * BLOCK, job.tokens - 1))
         self._becomes_ready(job)
+
+    def _count_again(self, job: Job, cached: int) -> None:
+        """Of what is queued, so many tokens more are there."""
+        self._waiting.count(job.tokens, job.counted, -1)
+        job.counted = cached
+        self._waiting.count(job.tokens, job.counted, 1)
 
     def _missed(self, job: Job) -> None:
         """The source died: what is missing is computed."""
@@ -182,15 +190,8 @@ class PrefillInstance:
     def _becomes_ready(self, job: Job) -> None:
         if job.dead:
             return
-        heapq.heappush(self._ready, (job.born + self._handicap(job), next(self._order), job))
+        heapq.heappush(self._ready, (job.due, next(self._order), job))
         self._next()
-
-    def _handicap(self, job: Job) -> float:
-        """Seconds by which it counts as younger, for being long: age still wins in the end."""
-        if not self.overtake:
-            return 0.0
-        here, _ = self.head.pool.match(job.chain)
-        return self.overtake * self.model.seconds(job.tokens, min(here * BLOCK, job.tokens - 1))
 
     def _next(self) -> None:
         if self._computing or not self._ready:
@@ -198,7 +199,7 @@ class PrefillInstance:
         _, _, job = heapq.heappop(self._ready)
         self._computing = True
         here, _ = self.head.pool.match(job.chain)
-        self._waiting.count(job.tokens, job.cached, -1)
+        self._waiting.count(job.tokens, job.counted, -1)
         job.cached = min(here * BLOCK, job.tokens - 1)
         job.fetched = min(job.fetched, job.cached)
         ends, releases = self._compute(job)

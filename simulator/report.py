@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.request import Request
+from simulator.settings import TTFT_SLO as TTFT_SLO
 
-TTFT_SLO = 30.0
 TBT_THRESHOLDS = (0.1, 0.2, 0.3)
 
 

@@ -13,6 +13,9 @@ from simulator.cost import LLAMA3_70B
 
 GBPS = 1e9 / 8
 
+TTFT_SLO = 30.0
+"""The paper's objective for the time to the first token, in seconds."""
+
 PREFILL = PrefillModel(0.0, 0.119 / 1024, 7.55e-4 / 1024**2)
 """Seconds of a LLaMA3-70B prefill on eight A800: fitted to the paper's Fig. 14 (8k 1.0 s, 128k 27.6 s)."""
 
@@ -56,7 +59,9 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ``chunk`` tokens (chunked pipeline parallelism); they are one instance. A chunk's blocks are there for all to use
     when it is computed. ``decode_cache``: decode nodes keep what
     landed there, send it to others, and do not ask for it again. Without ``fetches`` nobody fetches.
-    ``overtake``: a prompt may overtake those that came up to so many times its own compute before it; 0: by age alone.
+    ``overtake``: a prompt may overtake those that came up to so many times its own compute before it, within their
+    objective (:func:`urgency.due`); 0: by age alone. ``thrift``: long prompts are let in only where they wait less
+    (:func:`urgency.latest`).
     ``index_delay``, ``control_delay``: until the index knows of a change, and a message's way. ``report_every``:
     between two load reports of an instance. ``ttft_slo``, ``tbt_slo``: what is not expected to meet them is refused.
     ``patience``: how long a request without room asks again before it is refused.
@@ -74,6 +79,7 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     decode_cache: bool = True
     optimistic: bool = True
     overtake: Annotated[float, Meta(ge=0)] = 0.0
+    thrift: Annotated[float, Meta(ge=0)] = 0.0
     index_delay: Annotated[float, Meta(ge=0)] = 0.005
     control_delay: Annotated[float, Meta(ge=0)] = 0.001
     report_every: Annotated[float, Meta(gt=0)] = 1.0
@@ -84,6 +90,11 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     patience: Annotated[float, Meta(ge=0)] = 30.0
     failures: tuple[Failure, ...] = ()
     seed: int = 0
+
+    @property
+    def due(self) -> float:
+        """The objective that queues are ordered by; the paper's where nobody is refused."""
+        return TTFT_SLO if math.isinf(self.ttft_slo) else self.ttft_slo
 
 
 class CoupledSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ from typing import Any
 from shared.errors import MooncakeError
 from shared.workload.arrivals import spread
 from shared.workload.trace import TraceRequest, read_trace
-from simulator.figures import bandwidth, beyond, capacity, effective, policies, pool, ratio, stages
+from simulator.figures import bandwidth, beyond, capacity, effective, overload, policies, pool, ratio, stages
 from simulator.figures.page import page, stem
 from simulator.trace_stats import trace_stats
 
@@ -30,6 +30,7 @@ FIGURES = (
     stages.FIGURE,
     ratio.FIGURE,
     beyond.FIGURE,
+    overload.FIGURE,
 )
 FILES = {
     "conversation": ("conversation_trace.jsonl", "conversation_trace_first_half.jsonl"),

@@ -43,6 +43,7 @@ def draw(data: dict[str, Any], path: Path) -> None:
         ):
             bars(axes, list(VARIANTS), {name: [found[v][key] for v in VARIANTS] for name, found in data.items()})
             axes.set_ylabel(label)
+            axes.set_xlabel("scheduling, each with those before it")
 
 
 def text(data: dict[str, Any]) -> str:
@@ -74,8 +75,8 @@ def text(data: dict[str, Any]) -> str:
         "`global_cache`: both branches of Algorithm 1 priced for each instance, fetches overlapped with queueing, "
         "prefixes that are being computed waited for, equals told apart by work. *+ decode caches*: decode nodes keep "
         "what landed, are sources, and are not sent what they have. *+ short first*: a prompt may overtake those that "
-        "came up to four times its own compute before it, so age still wins in the end; the "
-        "slowest hundredth waits somewhat longer, and the mesh does not do that."
+        "came up to four times its own compute before it, but none that waits for 30 s already: the conductor moves "
+        "deadlines, which prefill orders its queue by (setting `queue_overtake`)."
     )
     return f"{said}\n\n{markdown(head, rows)}"
 

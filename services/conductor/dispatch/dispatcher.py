@@ -62,7 +62,8 @@ class MeshDispatcher:
         self.settings = settings
         self.agents = AgentTable()
         self.roster = Roster(settings.suspect_after_s, settings.dead_after_s, settings.hung_after_s)
-        ledger, scheduler = Ledger(settings.link_rate), Scheduler(policy(settings.policy, options))
+        ledger = Ledger(settings.link_rate)
+        scheduler = Scheduler(policy(settings.policy, options), settings.admission_thrift)
         placer = Placer(scheduler, ledger, self.roster, self.agents, matcher or NoIndex(), settings.expected_output)
         teller = Teller(bus, settings.ask_timeout_s, settings.ask_patience_s, self._no_responders)
         tasks: set[asyncio.Task[Any]] = set()

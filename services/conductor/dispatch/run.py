@@ -16,6 +16,7 @@ from services.conductor.dispatch.rejected import rejected
 from services.conductor.dispatch.stream import TokenStream
 from services.conductor.generation import Generation, Token
 from services.conductor.scheduling import Kept, Objectives, Rejection
+from services.conductor.scheduling.urgency import due
 from shared.errors import AttemptFailed, BusDown, Contended, DoesNotFit, MooncakeError, NoRoom, PoolFull
 from shared.inbox import Inbox
 from shared.messages import Ref, Usage
@@ -276,11 +277,13 @@ class Run:
 
     async def _ask(self, effort: Effort, side: Side, ref: Ref) -> None:
         write = effort.letters.submit if side is Side.PREFILL else effort.letters.admit
-        slo = (self.generation.slo_ttft_ms or self._mesh.settings.slo_ttft_ms) / 1000
+        settings = self._mesh.settings
+        slo = (self.generation.slo_ttft_ms or settings.slo_ttft_ms) / 1000
+        by = due(slo, effort.placement.decision.alone, settings.queue_overtake)
 
         def make() -> Any:
             age = max(self._loop.time() - self.generation.arrived, 0.0)
-            return write(age, slo - age)
+            return write(age, by - age)
 
         event = await self._mesh.teller.ask(side, ref, make)
         if isinstance(event, events.Took) and event.load:

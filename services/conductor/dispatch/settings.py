@@ -17,6 +17,24 @@ class DispatchSettings(CommonSettings, frozen=True, kw_only=True):
     kvcache_balancing_threshold: Annotated[
         float, Meta(description="A prefix is fetched only when it is this many times longer than the own one.", gt=0)
     ] = 1.0
+    queue_overtake: Annotated[
+        float,
+        Meta(
+            description="At prefill, a prompt may go before those that came up to this many times its own compute before "
+            "it, within its objective: short ones wait less, long ones more. 0: by objective alone.",
+            ge=0,
+            le=100,
+        ),
+    ] = 0.0
+    admission_thrift: Annotated[
+        float,
+        Meta(
+            description="How much less than others a long prompt may have to wait and still be accepted: the slack "
+            "that its compute leaves of its objective is divided by 1 + this * compute / objective. 0: as much.",
+            ge=0,
+            le=1000,
+        ),
+    ] = 0.0
     slo_ttft_ms: Annotated[int, Meta(description="Objective for the time to the first token.", ge=1)] = 30_000
     slo_tbt_ms: Annotated[int, Meta(description="Objective for the time between tokens.", ge=1)] = 200
     expected_output: Annotated[

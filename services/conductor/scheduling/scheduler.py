@@ -11,7 +11,8 @@ from services.conductor.scheduling.policy import Policy
 from services.conductor.scheduling.pricing import transfer
 from services.conductor.scheduling.returning import NOTHING_KEPT, Kept, Lane, Shortage
 from services.conductor.scheduling.tail import counted
-from services.conductor.scheduling.views import Ask, Bools, DecodeView, Joined, SourceView, View
+from services.conductor.scheduling.urgency import latest
+from services.conductor.scheduling.views import Ask, Bools, DecodeView, Joined, PrefillView, SourceView, View
 
 MAX_SOURCES = 3
 
@@ -28,10 +29,11 @@ class Objectives:
 
 
 class Scheduler:
-    """Runs a policy and applies the objectives. Holds nothing."""
+    """Runs a policy and applies the objectives. Holds nothing. ``thrift``: see :func:`urgency.latest`."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, thrift: float = 0.0) -> None:
         self.policy = policy
+        self.thrift = thrift
 
     def decide(
         self, ask: Ask, view: View, objectives: Objectives | None, kept: Kept = NOTHING_KEPT
@@ -49,9 +51,10 @@ class Scheduler:
         p = self.policy.choose(ask, prices)
         ttft = float(prices.price[p])
         wait = ask.waited + ttft + kept.seconds
-        if objectives and wait > objectives.ttft:
-            shortage = too_late(view, float(prices.work[view.prefill.open].min()), wait, objectives)
-            return Rejection("ttft", wait, limit=objectives.ttft, shortage=shortage, prices=prices)
+        limit = latest(objectives.ttft, float(prices.work[p]), self.thrift) if objectives else np.inf
+        if objectives and wait > limit:
+            shortage = too_late(view, float(prices.work[view.prefill.open].min()), wait - limit, objectives)
+            return Rejection("ttft", wait, limit=limit, shortage=shortage, prices=prices)
         joined = view.decode.joined(ttft, ask.tokens + ask.expected_output / 2, ask.expected_output)
         allowed = in_time(joined, view.decode.tail, room, objectives)
         d = self.policy.choose_decode(view.decode, joined.step, allowed if np.count_nonzero(allowed) else room)
@@ -88,9 +91,10 @@ def in_time(joined: Joined, tail: float, room: Bools, objectives: Objectives | N
     return allowed
 
 
-def too_late(view: View, work: float, predicted: float, objectives: Objectives) -> Shortage:
-    """``work``: seconds of the prefill proper, the least that it takes of an empty mesh."""
-    late = predicted - objectives.ttft if work <= objectives.ttft else np.inf
+def too_late(view: View, work: float, late: float, objectives: Objectives) -> Shortage:
+    """By ``late`` seconds. ``work``: seconds of the prefill proper, the least that it takes of an empty mesh; what no
+    empty mesh does in time is never accepted."""
+    late = late if work <= objectives.ttft else np.inf
     return Shortage(Lane.PREFILL, late, work / np.count_nonzero(view.prefill.open), objectives.ttft)
 
 
@@ -152,7 +156,15 @@ def decision(
         step=step,
         prices=prices,
         promised=max(objectives.tbt, objectives.held) if objectives else np.inf,
+        alone=float(prices.work[p]) if row >= 0 else alone(ask, prefill, p),
     )
+
+
+def alone(ask: Ask, view: PrefillView, row: int) -> float:
+    """Seconds of its prefill at one instance with what is there already."""
+    cached = min(int(view.here[row]) * ask.block_size, ask.tokens - 1)
+    each = float(view.linear[row]) + float(view.square[row]) * (ask.tokens + cached)
+    return float(view.base[row]) + each * (ask.tokens - cached)
 
 
 def sources_of(sources: SourceView, first: int) -> tuple[tuple[str, int], ...]:
