@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from simulator.request import Request
     from simulator.sizing import Tried
 
-OURS, PAPER = "#1f6fb4", "#d9531e"
+OURS, PAPER, GREY = "#1f6fb4", "#d9531e", "#666666"
 COLOURS = (OURS, "#2a9d5c", "#8a5fbf", "#c28a00", "#4c4c4c", "#c2477f", "#13a3a3")
 
 
@@ -30,6 +30,7 @@ def figure(path: Path, columns: int = 1, width: float = 6.0, height: float = 4.0
     drawn, axes = pyplot.subplots(1, columns, figsize=(width * columns, height), squeeze=False, layout="constrained")
     for one in axes[0]:
         one.grid(alpha=0.25)
+        one.set_axisbelow(True)
         one.spines[["top", "right"]].set_visible(False)
     yield list(axes[0])
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from shared.workload.trace import BLOCK
 from simulator.figures.figure import Figure, Known, Traces, markdown
-from simulator.plots import COLOURS, PAPER, figure
+from simulator.plots import COLOURS, GREY, figure
 from simulator.trace_stats import hit_by_token
 
 TOKENS = (1e4, 1e5, 5e5, 1e6, 2e6, 3e6, 5e6, 1e7, 2e7, 5e7, math.inf)
@@ -31,8 +31,8 @@ def draw(data: dict[str, Any], path: Path) -> None:
             sizes = [float(size) for size in curve if size != "inf"]
             axes.plot(sizes, list(curve.values())[: len(sizes)], "o-", color=COLOURS[at], label=f"{name}, ours", ms=4)
             points = {size: hit for size, hit in PAPERS[name].items() if size < math.inf}
-            axes.plot(list(points), list(points.values()), "x", color=PAPER, alpha=(1.0, 0.6, 0.8)[at % 3])
-        axes.plot([], [], "x", color=PAPER, label="paper (read off its plot)")
+            axes.plot(list(points), list(points.values()), "x", color=COLOURS[at], ms=8, mew=2, zorder=3)
+        axes.plot([], [], "x", color=GREY, ms=8, mew=2, label="paper (read off its plot), in the colour of the trace")
         axes.set_xscale("log")
         axes.set_xlabel("capacity of one LRU cache (tokens)")
         axes.set_ylabel("input tokens found in it")

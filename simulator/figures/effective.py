@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from simulator.figures.figure import PAPER_CLUSTER, Figure, Known, Traces, markdown
-from simulator.plots import COLOURS, PAPER, bars, figure, logarithmic
+from simulator.plots import COLOURS, GREY, bars, figure, logarithmic
 from simulator.report import effective, report
 from simulator.request import Request
 from simulator.runs import coupled_run, run
@@ -86,7 +86,7 @@ def draw(name: str, data: dict[str, Any], path: Path) -> None:
             axes.plot(1000 * GRID, found["curve"], color=COLOURS[at], label=system)
             marks = SHARES[name].get(system, ())
             axes.plot([1000 * tbt for tbt in MARKS[: len(marks)]], marks, "x", color=COLOURS[at], ms=8, mew=2)
-        axes.plot([], [], "x", color=PAPER, label="paper, in the colour of the system")
+        axes.plot([], [], "x", color=GREY, ms=8, mew=2, label="paper, in the colour of the system")
         for tbt in MARKS:
             axes.axvline(1000 * tbt, color="#999999", lw=0.6, ls=":")
         logarithmic(axes, (20, 50, 100, 200, 300, 500, 1000, 2000))
@@ -126,6 +126,7 @@ def draw_prefill(data: dict[str, Any], path: Path) -> None:
     with figure(path, columns=len(data), width=5.5) as panels:
         for axes, (name, found) in zip(panels, data.items(), strict=True):
             bars(axes, names, {"ours": list(found.values()), "paper": papers(name)})
+            axes.set_xlabel("system")
             axes.set_title(name, fontsize=10)
             axes.set_ylabel("mean prefill time of a request (s)")
 

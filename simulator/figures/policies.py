@@ -31,6 +31,7 @@ def draw(data: dict[str, Any], path: Path) -> None:
         ours = [data[name]["ttft_mean_s"] for name in POLICIES]
         bars(axes, list(POLICIES), {"ours": ours, "paper": list(PAPERS.values())})
         axes.set_ylabel("mean TTFT (s)")
+        axes.set_xlabel("policy")
 
 
 def text(data: dict[str, Any]) -> str:

@@ -41,6 +41,7 @@ def draw(data: dict[str, Any], path: Path) -> None:
             ours = [value for found in data.values() for value in found[key]]
             bars(axes, names, {"ours": ours, "paper": [value for name in data for value in PAPERS[name][key]]})
             axes.tick_params(axis="x", labelrotation=15)
+            axes.set_xlabel("trace, caches")
         first.set_ylabel("hit rate by token")
         second.set_ylabel("mean prefill time (s)")
 
@@ -81,12 +82,17 @@ def compute_replicas(traces: Traces, known: Known) -> dict[str, Any]:
     return found
 
 
+BESIDE = 0.06
+"""Between curves, which are whole numbers and would hide each other."""
+
+
 def draw_replicas(data: dict[str, Any], path: Path) -> None:
     with figure(path, columns=len(data), width=5.5) as panels:
         for axes, (name, samples) in zip(panels, data.items(), strict=True):
             for at, (rank, counts) in enumerate(samples.items()):
                 times = [EVERY * n for n in range(len(counts))]
-                axes.step(times, counts, where="post", color=COLOURS[at], label=f"block of rank {rank}")
+                beside = [count + BESIDE * at for count in counts]
+                axes.step(times, beside, where="post", color=COLOURS[at], label=f"block of rank {rank}")
             if name == "conversation":
                 axes.plot([1100, 2400], [8, 7], "x", color=PAPER, label="paper: 10th at 8, 100th at 7")
             axes.set_title(name, fontsize=10)

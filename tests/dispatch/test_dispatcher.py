@@ -234,6 +234,18 @@ def test_an_objective_that_would_be_missed_is_refused_with_a_time(play: Play) ->
     play(scenario)
 
 
+@pytest.mark.parametrize(("overtake", "due_ms"), [(0.0, 600_000), (4.0, 44)])
+def test_prefill_hears_when_a_prompt_is_due(play: Play, overtake: float, due_ms: int) -> None:
+    """By its objective, or by four times the 11 ms that it computes."""
+
+    async def scenario(world: World) -> None:
+        await world.collect(world.generation())
+        (held,) = world.fakes["p0"].done.values()
+        assert due_ms - 10 <= held.admission.deadline_ms <= due_ms
+
+    play(scenario, prefills=1, queue_overtake=overtake)
+
+
 def test_the_picture_is_whole_and_json(play: Play) -> None:
     async def scenario(world: World) -> None:
         await world.collect(world.generation())

@@ -45,6 +45,8 @@ settings = st.builds(
     conductors=st.integers(1, 3),
     policy=st.sampled_from(sorted(POLICIES)),
     decode_cache=st.booleans(),
+    overtake=st.sampled_from([0.0, 4.0]),
+    thrift=st.sampled_from([0.0, 10.0]),
     index_delay=st.sampled_from([0.0, 0.005, 2.0]),
     failures=st.sampled_from(
         [(), (Failure("prefill-0", 1.0, 3.0),), (Failure("decode-0", 2.0, 4.0), Failure("prefill-1", 2.5, 1.0))]
@@ -204,3 +206,32 @@ def test_blocks_of_a_chunk_are_there_before_the_prompt_is_done(group: int) -> No
     cluster.every(0.05, look)
     (request,) = cluster.run([TraceRequest(0.0, 64 * BLOCK, 2, chain_of(0, 64))])
     assert min(first) < 0.5 * request.first_token < request.first_token <= min(last, default=math.inf)
+
+
+def test_short_prompts_overtake_and_long_ones_hardly_wait_for_them() -> None:
+    """Three prompts of 3.9 s, then two of 60 ms."""
+    long = [TraceRequest(0.0, 56 * BLOCK, 1, tuple(range(100 * n, 100 * n + 56))) for n in range(1, 4)]
+    short = [TraceRequest(at, BLOCK, 1, (n,)) for n, at in enumerate((1.0, 5.0))]
+
+    def ttfts(**more: Any) -> list[float]:
+        return [one.ttft for one in run({"prefill": 1, "decode": 1, "seed": 1, **more}, [*long, *short])]
+
+    by_age, short_first = ttfts(), ttfts(overtake=4.0)
+    assert by_age[3] > by_age[2] - 1.0 and by_age[4] > by_age[2] - 5.0
+    assert short_first[3] < 0.5 * by_age[3] and short_first[4] < by_age[4] - 3.0
+    assert max(short_first) < 1.05 * max(by_age)
+
+
+def test_under_overload_thrift_serves_more_requests_and_lets_in_long_ones_when_idle() -> None:
+    mixed = [
+        TraceRequest(0.2 * n, (64 if n % 3 else 4) * BLOCK, 1, tuple(range(100 * n, 100 * n + (64 if n % 3 else 4))))
+        for n in range(60)
+    ]
+
+    def served(thrift: float) -> list[Request]:
+        requests = run({"prefill": 1, "decode": 1, "ttft_slo": 10.0, "thrift": thrift}, mixed)
+        return [one for one in requests if one.ended == "done"]
+
+    plain, thrifty = served(0.0), served(10.0)
+    assert len(thrifty) > len(plain) and all(one.ttft <= 10.0 for one in thrifty)
+    assert thrifty[1].trace.input_tokens == 64 * BLOCK
