@@ -58,9 +58,8 @@ class Decision:
     """``prefill``, ``decode``: instance ids. ``fetch_blocks``: prefix length to have from the store, 0 to compute what
     is not at hand. ``sources``: (agent, blocks), the planned one first. ``prefix_blocks``: prefix expected not to be
     computed. Times in seconds: ``ttft`` from now, ``compute`` the prefill alone, ``alone`` the same where nobody before
-    computed. Times in seconds: ``ttft`` from now, ``compute`` the prefill alone, ``alone`` the same where nobody before
-    it in the queue has computed anything of it, ``transfer`` of the fetch; ``tbt`` between tokens, the mean of the worst
-    tenth; ``step`` as a rule; ``promised``: ``tbt`` at most (inf: nothing was promised)."""
+    it in the queue has computed anything of it, ``transfer`` of the fetch; ``tbt`` between tokens, the mean of the
+    worst tenth; ``step`` as a rule; ``promised``: ``tbt`` at most (inf: nothing was promised)."""
 
     prefill: str
     decode: str
