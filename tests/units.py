@@ -10,7 +10,7 @@ WALK = (
 UNVERIFIED = ("tests/mesh/test_answers_mesh.py", "tests/mesh/test_corruption_mesh.py::test_verify_off")
 SIMULATED = (
     *("tests/mesh/test_surface_mesh.py", "tests/mesh/test_streams_mesh.py", "tests/mesh/test_metrics_mesh.py"),
-    "tests/mesh/test_leaks_mesh.py",
+    *("tests/mesh/test_leaks_mesh.py", "tests/mesh/test_load_mesh.py"),
 )
 
 LONGEST = (
