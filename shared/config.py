@@ -64,7 +64,9 @@ class CommonSettings(msgspec.Struct, frozen=True, kw_only=True):
     registration_timeout_s: Annotated[
         float,
         Meta(
-            description="Seconds for the first registration in Redis, which may start later than this process.", ge=0.1
+            description="Seconds that an agent or an instance tries to register at first: Redis may start later. A "
+            "conductor tries on.",
+            ge=0.1,
         ),
     ] = 60.0
     log_level: Annotated[LogLevel, Meta(description="Least severe log line that is written.")] = "info"

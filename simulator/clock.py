@@ -20,6 +20,8 @@ class Clock:
 
     def first(self, time: float, call: Callable[..., None], *args: Any) -> None:
         """As :meth:`at`, before all that happens at the same time and was asked for with that one."""
+        if time < self.now:
+            raise ValueError(f"{time} is before now, {self.now}")
         self._firsts += 1
         heapq.heappush(self._heap, (time, self._firsts - BEFORE, call, args))
 

@@ -19,6 +19,7 @@ from shared.index.publishing import IndexPublisher
 from shared.messages import Ref
 from shared.metadata import Metadata, Snapshot
 from shared.records import AgentRecord
+from shared.tasks import end
 from shared.telemetry import log
 
 logger = log("store.registration")
@@ -56,8 +57,7 @@ class Registration:
             try:
                 yield
             finally:
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
+                await end(watching)
 
     async def _watch(self) -> None:
         async for snapshot in self._metadata.watch(WATCH_INTERVAL):

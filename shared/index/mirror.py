@@ -385,6 +385,8 @@ class Mirror:
         shard.pause = min(2 * shard.pause, RESYNC_MOST) if quick else RESYNC_FIRST
         shard.not_before = now + shard.pause
 
-    def give_up(self, number: int) -> None:
-        """The scan failed (Redis is gone): from the beginning, later."""
-        self._shards[number].scan = None
+    def give_up(self, number: int, now: float) -> None:
+        """The scan failed (Redis is gone): from the beginning, later, so that one shard that cannot be read keeps
+        nobody from following the others."""
+        shard = self._shards[number]
+        shard.scan, shard.not_before = None, now + RESYNC_FIRST

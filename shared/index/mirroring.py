@@ -222,7 +222,7 @@ class IndexMirror:
                     await asyncio.sleep(0)
                     started = time.monotonic()
         except BaseException:
-            self._core.give_up(shard)
+            self._core.give_up(shard, asyncio.get_running_loop().time())
             raise
         if not self._settled:  # what is there now mostly stays: a full collection need not go through it (50 ms)
             self._settled = True

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from shared.blocks import KEY
 from shared.index import SHARDS, shard_of
 from shared.index.batches import Change, cut, most_batch
 from shared.index.digest import State, rotated
@@ -274,7 +275,8 @@ class Publisher:
     def reconcile(self, shard: int, held: Sequence[bytes]) -> None:
         """``held``: the keys that Redis has of this agent. The next republish removes the surplus, and is final."""
         mine = self._shards[shard]
-        mine.differs, mine.stale, mine.surplus = False, True, held
+        mine.differs, mine.stale = False, True
+        mine.surplus = [key for key in held if len(key) == KEY]  # the rest is nobody's
 
 
 def _taken_before(flight: Sequence[Entry], held: State | None) -> bool:

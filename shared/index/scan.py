@@ -27,7 +27,10 @@ class Scan:
         self._found: dict[bytes, dict[int, tuple[bytes, bytes]]] = {}  # the same by first byte, each key once
 
     def add(self, page: Mapping[bytes, bytes]) -> None:
-        """A page of HSCAN, key -> places. Keys may come twice, and those that change meanwhile in either state."""
+        """A page of HSCAN, key -> places. Keys may come twice, and those that change meanwhile in either state; what is
+        no key is somebody else's, and passed over."""
+        if any(len(key) != KEY for key in page):
+            page = {key: places for key, places in page.items() if len(key) == KEY}
         groups: dict[bytes, list[bytes]] = {}  # many keys have the same places
         if len(set(page.values())) == 1:
             groups[next(iter(page.values()))] = list(page)

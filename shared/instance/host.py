@@ -34,6 +34,7 @@ from shared.messages import Ref
 from shared.metrics_server import DRAINING, STARTING, MetricsServer
 from shared.nats_bus import NatsBus
 from shared.records import DECODE, PREFILL, InstanceRecord
+from shared.tasks import end
 from shared.telemetry import log
 
 RETRY_S = 0.2
@@ -171,9 +172,7 @@ class Host:
                 self._log.info("draining", attempts=len(service.table))
                 await service.drain()
         finally:
-            for task in background:
-                task.cancel()
-            await asyncio.gather(*background, return_exceptions=True)
+            await end(*background)
             with contextlib.suppress(MooncakeError):
                 await close_store(service.store)
 

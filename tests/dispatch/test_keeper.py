@@ -22,6 +22,7 @@ from shared.memory_bus import MemoryBus
 from shared.messages import AnyMessage, Promise, Ref, Replicas, ReplicasDone
 from shared.metadata import Metadata
 from shared.records import AgentRecord
+from shared.tasks import end
 from tests.dispatch.fakes import NAMESPACE, FakePrefill
 
 HOT = chain_keys(NAMESPACE.root(), np.arange(20, dtype=np.uint32), NAMESPACE.block_size)
@@ -115,8 +116,7 @@ class Conductor:
             self.keeper.asked(Promise(number, "p0", "d0", 1.0, 1.0, 1.0, 1, 1.0, keys=HOT))
 
     async def close(self) -> None:
-        self.task.cancel()
-        await asyncio.gather(self.task, *self.tasks, return_exceptions=True)
+        await end(self.task, *self.tasks)
 
 
 @pytest.fixture

@@ -144,6 +144,8 @@ async def test_garbage_in_its_keys_heals(redis_server: RedisServer, link: RedisL
                 await link.client.hset(name, mapping={b"garbage": b"\xff\x00zzz", b"": b"", A: b"short"})
         for name in names.stream:
             await link.client.xadd(name, {b"junk": b"junk"})
+        for name in names.blocks:  # two whose lengths are together those of a key
+            await link.client.hset(name, mapping={b"": b"", b"1234567": b"\xff", b"123456789": A + b"\x00"})
         await until(lambda: a.republished > 0 and a.synced)
         a.committed(blocks[-1], more := keys(50, 4))
         await until(lambda: mirror.match(b"".join(blocks + more)) == {A: 450} and mirror.synced)

@@ -66,6 +66,7 @@ def test_cargos_cover_the_job_and_stay_inside_regions(
         assert cargo.local == ours.at(at, cargo.length) and cargo.remote == theirs.at(offset + at, cargo.length)
         at += cargo.length
     assert at == len(good) * step
+    assert all(cargo.length <= 64 * KIB for cargo in cargos)  # of a READ, whatever a block is
 
 
 def test_a_reach_that_cannot_be_is_refused() -> None:

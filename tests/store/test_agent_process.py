@@ -185,7 +185,7 @@ async def test_a_stopped_writer_agent_is_cut_off_and_its_late_bytes_go_nowhere(
         stats: dict[str, float] = await decode.stats()
         return stats["store_holds"] == 0
 
-    await eventually(free)
+    await eventually(free, 15.0)  # not by an expiry: those take longer
     a.process.send_signal(signal.SIGCONT)
     with pytest.raises(MooncakeError) as refused:
         await late

@@ -362,8 +362,8 @@ async def test_a_landing_of_a_dead_engine_is_fenced_and_its_slots_come_back(
     target = LandingTarget(a.ref, token, slots)
     assert await prefill.stream(target, [Run(source.slot, 0, 0, 4, 0, 16)], OWNER, 100.0)
     child.kill()
-    await until(lambda: a.stats()["store_landings"] == 0)
-    await until(lambda: a.stats()["free"] == 4)
+    await until(lambda: a.stats()["store_landings"] == 0, 15.0)
+    await until(lambda: a.stats()["free"] == 4, 15.0)
     with pytest.raises(Fenced):
         await prefill.stream(target, [Run(source.slot, 1, 0, 4, 0, 16)], OWNER, 100.0)
 
@@ -376,4 +376,4 @@ async def test_a_landing_whose_writer_is_gone_is_over_within_the_drain_timeout(
     landing = await decode.open_landing([], 4, 64, Ref("gone", 1), OWNER, 100.0)
     assert await decode.close_landing(landing, keep=False) == []
     assert await decode.close_landing(landing, keep=False) == []
-    await until(lambda: a.stats()["free"] == 4)
+    await until(lambda: a.stats()["free"] == 4, 15.0)

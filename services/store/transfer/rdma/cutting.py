@@ -34,10 +34,15 @@ def cargos_of(job: Job, here: Reach, there: Reach, size: int) -> list[Cargo]:
 
 
 def _pieces(job: Job, here: Reach, there: Reach, length: int, size: int) -> list[tuple[int, int]]:
-    """(offset, length) of each slice of the job's first ``length`` bytes."""
+    """(offset, length) of each slice of the job's first ``length`` bytes. What is read is cut inside a block, too,
+    where that is larger than ``size``: a device's window of READs counts bytes."""
     if not length:
         return []
     borders = merge_borders(
         borders_in(job.request.local_offset, length, here.starts), borders_in(job.request.offset, length, there.starts)
     )
+    if job.request.op is Op.READ and size < job.step < length:
+        borders = merge_borders(
+            borders, [at + inner for at in range(0, length, job.step) for inner, _ in cut(job.step, size)]
+        )
     return cut(length, size, job.step, borders)

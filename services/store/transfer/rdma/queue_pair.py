@@ -164,7 +164,7 @@ class QueuePair:
         """As ``end``, of the end that initiates. Soft-RoCE takes 3 s to destroy a queue pair whose packets lie before a
         port that is down, and all that runs here would wait with it. There it is reset, after which it touches no
         memory either, and destroyed when the port is up again."""
-        if not self.nic.misreports or self.nic.active():
+        if self.nic.lost or not self.nic.misreports or self.nic.active():
             return self.end()
         try:
             self._qp.modify(self.nic.verbs.QPAttr(qp_state=STATE_RESET), STATE)
