@@ -108,7 +108,14 @@ class OnlineCorrection(msgspec.Struct, frozen=True):
         factor = max(1 / LIMIT, min(LIMIT, self.factor * surprise**self.gain))
         return OnlineCorrection(factor, self.gain)
 
+    def faded(self, seconds: float) -> OnlineCorrection:
+        """The correction after so many seconds in which nothing could be learnt: what it was learnt from may be over,
+        and who refuses everybody for it would never see that."""
+        left = 0.5 ** (max(0.0, seconds) / HALF_LIFE_S)
+        return OnlineCorrection(self.factor**left, self.gain)
 
+
+HALF_LIFE_S = 30.0
 OUTLIER = 4.0
 LIMIT = 100.0
 

@@ -359,10 +359,14 @@ class FakeDecode(Fake):
             return self.answer(message, Ready)
         raise UnknownAttempt("never admitted")
 
+    def seconds(self, index: int) -> float:
+        """Until the token at ``index``, from the one before."""
+        return self.world.step_seconds
+
     async def work(self, id: Id, held: Held, first: Output) -> None:
         held.outputs.append(first)
         for index in itertools.count(first.index + 1):
-            await asyncio.sleep(self.world.step_seconds)
+            await asyncio.sleep(self.seconds(index))
             output = self.draw(held, index)
             await self.publish(id, held, output)
             if output.finish:

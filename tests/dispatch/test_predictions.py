@@ -11,6 +11,7 @@ import pytest
 from services.conductor.dispatch import metrics
 from services.conductor.scheduling.decision import Decision, Prices
 from shared.telemetry import REGISTRY
+from tests.dispatch.fakes import FakeDecode
 from tests.dispatch.world import World
 from tests.scheduling.cluster import prefill_view
 
@@ -60,11 +61,11 @@ def test_gaps_are_held_against_what_was_predicted() -> None:
     assert grown["ttft_seconds"] == 0
 
 
-def test_the_worst_tenth_is_learnt_from_the_answers_before(play: Play) -> None:
-    """Tokens come more slowly than any model says: of the first answers that is news, of the twelfth it is not."""
+def test_the_worst_tenth_is_learnt_from_the_answers_before(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tenth token is held up, as no model says: of the first answers that is news, of the twelfth it is not."""
+    monkeypatch.setattr(FakeDecode, "seconds", lambda _, index: 0.06 if index % 10 == 0 else 0.006)
 
     async def scenario(world: World) -> None:
-        world.step_seconds = 0.08
         requests = [world.generation(max_tokens=41, first=i) for i in range(12)]
         for one in requests[:-1]:
             await world.collect(one)
@@ -73,6 +74,18 @@ def test_the_worst_tenth_is_learnt_from_the_answers_before(play: Play) -> None:
         grown = {name: sums(name) - value for name, value in before.items()}
         assert grown["tbt_prediction_ratio"] == pytest.approx(1.0, abs=0.1)
         assert world.dispatcher.mesh.ledger.decodes.tail.seconds(asyncio.get_running_loop().time()) > 0.02
+
+    play(scenario)
+
+
+def test_steps_that_are_all_slower_than_predicted_are_no_tail(play: Play) -> None:
+    """The batch grew, or the machine is slow: the load reports tell that, and it must not count twice."""
+
+    async def scenario(world: World) -> None:
+        world.step_seconds = 0.08
+        for i in range(8):
+            await world.collect(world.generation(max_tokens=41, first=i))
+        assert world.dispatcher.mesh.ledger.decodes.tail.seconds(asyncio.get_running_loop().time()) < 0.02
 
     play(scenario)
 

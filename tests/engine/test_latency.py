@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.latency import (
+    HALF_LIFE_S,
     DecodeModel,
     DecodeSample,
     OnlineCorrection,
@@ -88,3 +89,18 @@ def test_correction_stays_a_usable_number(pairs: list[tuple[float, float]]) -> N
     for predicted, actual in pairs:
         correction = correction.observed(predicted, actual)
     assert 0.01 <= correction.factor <= 100
+
+
+@given(st.floats(0.01, 100), st.floats(0, 600), st.floats(0, 600))
+def test_a_correction_fades_by_time_alone(factor: float, first: float, then: float) -> None:
+    """In however many pieces, and to neither side of 1."""
+    learnt = OnlineCorrection(factor)
+    faded = learnt.faded(first).faded(then)
+    assert faded.factor == pytest.approx(learnt.faded(first + then).factor)
+    assert min(1.0, factor) <= faded.factor <= max(1.0, factor)
+
+
+def test_a_correction_fades_by_half_lives() -> None:
+    assert OnlineCorrection(16.0).faded(HALF_LIFE_S).factor == pytest.approx(4.0)
+    assert OnlineCorrection(16.0).faded(2 * HALF_LIFE_S).factor == pytest.approx(2.0)
+    assert OnlineCorrection(16.0).faded(-1.0).factor == 16.0

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.conductor.scheduling import Ask, Booking, Decision, Ledger, Scheduler, policy
+from services.conductor.scheduling import Ask, Booking, Decision, Ledger, Objectives, Rejection, Scheduler, policy
 from services.conductor.scheduling.agents import DISK_RATE
 from services.conductor.scheduling.decodes import LiveColumns
 from services.conductor.scheduling.ledger import LINGER_S
 from services.conductor.scheduling.optimistic import Optimistic
 from shared.blocks import KEY, chain_keys
-from shared.latency import DecodeModel, PrefillModel
+from shared.latency import DecodeModel, OnlineCorrection, PrefillModel
 from shared.messages import Load
 from tests.examples import examples
 
@@ -125,6 +125,27 @@ def test_predictions_are_corrected_by_what_happens() -> None:
     ledger.prefills.observe("nobody", 1, 1, 1.0)
 
 
+def test_what_was_learnt_of_prefill_fades_while_nothing_is_queued() -> None:
+    ledger = fleet(1, 1)
+    for _ in range(100):
+        ledger.prefills.observe("p0", 1000, 500, 1.0)  # twice what the model says
+    slow = ledger.view(b"", {}, 0.0).prefill
+    now = 0.0
+    for load in (Load(queued=1), Load(running=1), Load(queued_tokens=9), Load(queue_ms=1.0)):
+        ledger.report("p0", Load(), now)
+        ledger.report("p0", load, now + 100.0)  # what was idle until just now is not told by one report
+        ledger.report("p0", load, now + 200.0)
+        ledger.report("p0", Load(), now + 300.0)
+        assert ledger.view(b"", {}, now).prefill.fastest == slow.fastest
+        now += 300.0
+    for second in range(180):
+        ledger.report("p0", Load(), now + second)
+    view = ledger.view(b"", {}, now).prefill
+    assert view.seconds(1000, 0)[0] == pytest.approx(1.0, rel=0.03)
+    assert view.fastest and slow.fastest
+    assert view.fastest[0] == pytest.approx(slow.fastest[0] / 2, rel=0.03)
+
+
 def test_steps_are_timed_from_reports_of_a_busy_batch() -> None:
     ledger = fleet(1, 1)
     for second in range(100):  # twenty steps a second, where the model says eleven milliseconds a step
@@ -137,6 +158,37 @@ def test_steps_are_timed_from_reports_of_a_busy_batch() -> None:
     ledger.report("d0", Load(running=0, busy=False, progress=2000), 200.0)
     ledger.report("d0", Load(running=1, busy=True, progress=2001), 300.0)  # was idle in between
     assert seat.correction == corrected
+
+
+def test_a_stall_that_is_over_refuses_nobody_for_ever() -> None:
+    """Who refuses everybody sees no steps: an idle mesh is asked again within minutes."""
+    ledger, scheduler = fleet(1, 1), Scheduler(policy("global_cache"))
+    ask, wanted = Ask(100, 3, BLOCK, 1000, 16), Objectives(60.0, 0.05)
+    seat, stalled = ledger.decodes.seats["d0"], 120
+    for second in range(stalled):  # a step takes 250 ms, where the model says eleven
+        load = Load(running=1, busy=True, progress=4 * second, total_blocks=99, room_blocks=99)
+        ledger.report("d0", load, float(second))
+    assert seat.correction.factor > 10
+    refused = scheduler.decide(ask, ledger.view(b"", {}, float(stalled)), wanted)
+    assert isinstance(refused, Rejection) and refused.reason == "tbt"
+    for second in range(stalled, stalled + 300):
+        ledger.report("d0", Load(progress=4 * stalled, total_blocks=99, room_blocks=99), float(second))
+    assert seat.correction.factor == pytest.approx(1.0, abs=0.01)
+    assert isinstance(scheduler.decide(ask, ledger.view(b"", {}, float(stalled + 300)), wanted), Decision)
+
+
+def test_what_was_learnt_of_steps_does_not_fade_while_some_are_taken() -> None:
+    ledger = fleet(1, 1)
+    seat = ledger.decodes.seats["d0"]
+    seat.correction, load = OnlineCorrection(10.0), Load()
+    for second in range(300):  # eleven milliseconds by the model, ten times as many by the clock
+        load = Load(running=1, busy=True, progress=round(second / 0.11), total_blocks=10, room_blocks=10)
+        ledger.report("d0", load, float(second))
+    assert seat.correction.factor == pytest.approx(10.0, rel=0.1)
+    learnt = seat.correction
+    for second in range(300, 600):  # stuck: nothing is learnt and nothing forgotten
+        ledger.report("d0", load, float(second))
+    assert seat.correction == learnt
 
 
 def test_what_other_conductors_reserved_counts_as_coming() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.conductor.scheduling import Decision, Objectives, Rejection, Scheduler, View, policy
-from services.conductor.scheduling.tail import LEAST, MOST_OF_OBJECTIVE, WINDOW_S, Tail, counted
+from services.conductor.scheduling.tail import LEAST, MOST_OF_OBJECTIVE, WINDOW_S, Tail, counted, jitter
 from tests.scheduling.cluster import Views
 
 EXCESS = st.floats(-10, 10)
@@ -86,6 +86,26 @@ def test_it_counts_against_what_others_were_promised(views: Views) -> None:
     refused = decide(views, 0.03, 1.0, promised=0.04)
     assert isinstance(refused, Rejection) and refused.reason == "tbt" and refused.limit == 0.04
     assert isinstance(decide(views, 0.015, 1.0, promised=0.04), Decision)
+
+
+def test_what_only_the_tail_refuses_passes_with_it(views: Views) -> None:
+    refused = decide(views, 0.03, 0.04)
+    assert isinstance(refused, Rejection) and refused.shortage and refused.shortage.late == WINDOW_S
+    never = decide(views, 0.03, 0.02)
+    assert isinstance(never, Rejection) and never.shortage and never.shortage.late == np.inf
+    assert isinstance(decide(views, 0.0, 0.04), Decision)
+
+
+def test_a_batch_that_grew_is_no_jitter() -> None:
+    """Its steps took 50 ms instead of 20, all of them: whoever comes next is told 50 by the batch alone."""
+    steady = [9.0] + [0.05] * 30  # the first is the hand-over
+    assert jitter(0.05, 0.02, steady) == pytest.approx(0.0)
+    assert jitter(0.08, 0.02, steady) == pytest.approx(0.03)
+
+
+def test_a_batch_that_shrank_leaves_what_was_predicted() -> None:
+    assert jitter(0.06, 0.05, [0.06] + [0.01] * 30) == pytest.approx(0.01)
+    assert jitter(0.06, 0.05, [0.06]) == pytest.approx(0.01)
 
 
 def test_a_stall_of_the_machine_refuses_nobody_whose_step_is_short(views: Views) -> None:

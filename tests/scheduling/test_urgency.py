@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.conductor.scheduling import Decision, Lane, Objectives, Rejection, Scheduler, policy
+from services.conductor.scheduling import Decision, Kept, Lane, Objectives, Rejection, Scheduler, policy
 from services.conductor.scheduling.urgency import due, latest
 from tests.scheduling.cluster import Views
 
@@ -57,9 +57,23 @@ def test_a_long_prompt_is_refused_where_a_short_one_is_not(views: Views) -> None
     shortage = late.shortage
     assert shortage and shortage.lane is Lane.PREFILL
     assert shortage.late == pytest.approx(late.predicted - late.limit)
-    emptier = views.all([5.0 - shortage.late], [0], [], [0])
-    assert isinstance(thrifty.decide(views.ask(4000), emptier, wanted), Decision | Rejection)
+    emptier = views.all([5.0 - shortage.late - 0.01], [0], [], [0])
+    assert isinstance(thrifty.decide(views.ask(4000), emptier, wanted), Decision)
     assert isinstance(thrifty.decide(views.ask(4000), views.all([0.0], [0], [], [0]), wanted), Decision)
+
+
+def test_with_thrift_too_an_idle_mesh_takes_what_it_can_do_beside_what_is_kept(views: Views) -> None:
+    """It computes for 8.01 s, and may wait 0.22 s: what is kept for others is more, and the objective has room."""
+    thrifty, wanted, kept = Scheduler(policy("global_cache"), thrift=10.0), Objectives(10.0, 1.0), Kept(seconds=1.0)
+    idle, ask = views.all([0.0], [0], [], [0]), views.ask(8000)
+    assert latest(10.0, 8.01, 10.0) < 8.01 + kept.seconds
+    assert isinstance(thrifty.decide(ask, idle, wanted, kept), Decision)
+    waits = thrifty.decide(ask, views.all([0.5], [0], [], [0]), wanted, kept)
+    assert isinstance(waits, Rejection) and waits.limit == pytest.approx(latest(10.0, 8.01, 10.0))
+    assert waits.shortage and waits.shortage.late == pytest.approx(8.51 - waits.limit)
+    keeps = thrifty.decide(ask, idle, wanted, Kept(seconds=2.0))
+    assert isinstance(keeps, Rejection) and (keeps.predicted, keeps.limit) == pytest.approx((10.01, 10.0))
+    assert keeps.shortage and keeps.shortage.late == pytest.approx(0.01)
 
 
 def test_what_others_will_have_computed_does_not_make_a_prompt_short(views: Views) -> None:

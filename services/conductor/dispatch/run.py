@@ -16,6 +16,7 @@ from services.conductor.dispatch.rejected import rejected
 from services.conductor.dispatch.stream import TokenStream
 from services.conductor.generation import Generation, Token
 from services.conductor.scheduling import Kept, Objectives, Rejection
+from services.conductor.scheduling.tail import jitter
 from services.conductor.scheduling.urgency import due
 from shared.errors import AttemptFailed, BusDown, Contended, DoesNotFit, MooncakeError, NoRoom, PoolFull
 from shared.inbox import Inbox
@@ -353,7 +354,7 @@ class Run:
         """How its tokens came, against what was predicted."""
         decision, seen = effort.placement.decision, metrics.last_token(effort.placement.decision, effort.gaps)
         if seen is not None:
-            self._mesh.ledger.decodes.tail.observe(seen - decision.step, self._loop.time())
+            self._mesh.ledger.decodes.tail.observe(jitter(seen, decision.step, effort.gaps), self._loop.time())
 
     def _close(self) -> None:
         """Whatever the reason, nothing of it stays."""

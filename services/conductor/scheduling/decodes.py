@@ -64,11 +64,16 @@ class DecodeSeat:
         return DecodeModel(own.base * factor, own.per_sequence * factor, own.per_token * factor)
 
     def observe(self, load: Load, now: float) -> None:
-        """Two reports with a full batch all along tell how long a step takes."""
+        """Two reports with a full batch all along tell how long a step takes. Between two with nothing in it what was
+        told before fades."""
         if self.last and now - self.last.at < LEAST_SPAN:
             return
         before, self.last = self.last, Reported(now, load)
-        if before is None or not (load.running and before.load.running and load.busy and before.load.busy):
+        if before is None:
+            return
+        if not load.running and not before.load.running:
+            self.correction = self.correction.faded(now - before.at)
+        if not (load.running and before.load.running and load.busy and before.load.busy):
             return
         steps = load.progress - before.load.progress
         if steps > 0:

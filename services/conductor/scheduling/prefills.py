@@ -22,7 +22,7 @@ class PrefillSeat:
     """``unsettled``: booking -> predicted seconds, for bookings that no report of the instance covers yet.
     ``coming``: seconds that conductors who are not heard have reserved there.
     ``transfers``: booking -> when its planned fetch will be done. ``published``: the instance's own model, which
-    ``correction`` scales by what really happened."""
+    ``correction`` scales by what really happened. ``idle``: its last report had nothing queued and nothing running."""
 
     id: str
     agent: str
@@ -31,6 +31,7 @@ class PrefillSeat:
     open: bool = True
     queue: float = 0.0
     reported_at: float = 0.0
+    idle: bool = False
     turn: int = 0
     coming: float = 0.0
     unsettled: dict[int, float] = field(default_factory=dict)
@@ -42,6 +43,9 @@ class PrefillSeat:
         return PrefillModel(own.base * factor, own.linear * factor, own.square * factor)
 
     def report(self, load: Load, now: float) -> None:
+        before, self.idle = self.idle, not (load.queued or load.running or load.queued_tokens or load.queue_ms)
+        if before and self.idle:
+            self.correction = self.correction.faded(now - self.reported_at)
         seconds = load.queue_ms / 1000.0
         if not seconds and load.queued_tokens:
             seconds = self.published.seconds(load.queued_tokens, 0)
@@ -87,7 +91,10 @@ class Prefills:
 
     def report(self, id: str, load: Load, now: float) -> None:
         seat = self.seats[id]
+        before = seat.correction
         seat.report(load, now)
+        if seat.correction is not before:
+            self._fastest = None
         self._refresh(seat)
 
     def others(self, id: str, seconds: float) -> None:

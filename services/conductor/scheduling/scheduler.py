@@ -10,7 +10,7 @@ from services.conductor.scheduling.decision import Decision, Prices, Rejection
 from services.conductor.scheduling.policy import Policy
 from services.conductor.scheduling.pricing import transfer
 from services.conductor.scheduling.returning import NOTHING_KEPT, Kept, Lane, Shortage
-from services.conductor.scheduling.tail import counted
+from services.conductor.scheduling.tail import WINDOW_S, counted
 from services.conductor.scheduling.urgency import latest
 from services.conductor.scheduling.views import Ask, Bools, DecodeView, Joined, PrefillView, SourceView, View
 
@@ -51,10 +51,12 @@ class Scheduler:
         p = self.policy.choose(ask, prices)
         ttft = float(prices.price[p])
         wait = ask.waited + ttft + kept.seconds
-        limit = latest(objectives.ttft, float(prices.work[p]), self.thrift) if objectives else np.inf
-        if objectives and wait > limit:
-            shortage = too_late(view, float(prices.work[view.prefill.open].min()), wait - limit, objectives)
-            return Rejection("ttft", wait, limit=limit, shortage=shortage, prices=prices)
+        if objectives:
+            limit = latest(objectives.ttft, float(prices.work[p]), self.thrift)
+            predicted, limit = nearest((wait, objectives.ttft), (ask.waited + ttft, limit))
+            if predicted > limit:
+                shortage = too_late(view, float(prices.work[view.prefill.open].min()), predicted - limit, objectives)
+                return Rejection("ttft", predicted, limit=limit, shortage=shortage, prices=prices)
         joined = view.decode.joined(ttft, ask.tokens + ask.expected_output / 2, ask.expected_output)
         allowed = in_time(joined, view.decode.tail, room, objectives)
         d = self.policy.choose_decode(view.decode, joined.step, allowed if np.count_nonzero(allowed) else room)
@@ -91,6 +93,13 @@ def in_time(joined: Joined, tail: float, room: Bools, objectives: Objectives | N
     return allowed
 
 
+def nearest(kept: tuple[float, float], thrifty: tuple[float, float]) -> tuple[float, float]:
+    """Of two predictions with their limits the one that is missed by more, or kept by less. What is kept for others is
+    held against the objective, not against what thrift leaves of it: that may be less than what is kept, and an idle
+    mesh would refuse what it can do."""
+    return kept if kept[0] - kept[1] >= thrifty[0] - thrifty[1] else thrifty
+
+
 def too_late(view: View, work: float, late: float, objectives: Objectives) -> Shortage:
     """By ``late`` seconds. ``work``: seconds of the prefill proper, the least that it takes of an empty mesh; what no
     empty mesh does in time is never accepted."""
@@ -100,14 +109,16 @@ def too_late(view: View, work: float, late: float, objectives: Objectives) -> Sh
 
 def too_slow(ask: Ask, view: DecodeView, joined: Joined, d: int, objectives: Objectives) -> Rejection:
     """The objective that would be missed at the instance ``d``; where none would be, what is left is kept. What no idle
-    instance would keep is never accepted, however long one waits."""
+    instance would keep is never accepted, however long one waits; where only the tail is too much, that passes."""
     step, pace, shortage = float(joined.step[d]), float(joined.pace[d]), leaving(view, objectives)
     promised = np.inf if joined.promised is None else float(joined.promised[d])
     tail = counted(view.tail, objectives.tbt)
     if step > objectives.tbt - tail:
         alone = view.base + view.per_sequence + view.per_token * (ask.tokens + ask.expected_output / 2)
-        if float(alone[view.open].min()) + tail > objectives.tbt:
+        if (least := float(alone[view.open].min())) > objectives.tbt:
             shortage = replace(shortage, late=np.inf)
+        elif least + tail > objectives.tbt:
+            shortage = replace(shortage, late=max(shortage.late, WINDOW_S))
         return Rejection("tbt", tbt=step + tail, limit=objectives.tbt, shortage=shortage)
     if pace > promised - (tail := counted(view.tail, promised)):
         return Rejection("tbt", tbt=pace + tail, limit=promised, shortage=shortage)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
+from collections.abc import Sequence
+from statistics import fmean, median
 from typing import overload
 
 import numpy as np
@@ -28,8 +29,7 @@ class Tail:
         self._seconds = 0.0
 
     def observe(self, excess: float, now: float) -> None:
-        """``excess``: seconds by which the mean of the worst tenth of an answer's intervals exceeded the step that was
-        predicted."""
+        """``excess``: see :func:`jitter`."""
         self._seen.append((now, excess))
         self._learn()
 
@@ -44,6 +44,13 @@ class Tail:
     def _learn(self) -> None:
         enough = len(self._seen) >= LEAST
         self._seconds = max(0.0, median(excess for _, excess in self._seen)) if enough else 0.0
+
+
+def jitter(worst: float, step: float, gaps: Sequence[float]) -> float:
+    """Seconds by which the mean of the ``worst`` tenth of an answer's intervals exceeded its step: the one that was
+    predicted, or the mean of its own ``gaps`` after the hand-over, where the batch has grown since. The growth is no
+    jitter, and the step of whoever is placed next has it already."""
+    return worst - max(step, fmean(gaps[1:]) if len(gaps) > 1 else 0.0)
 
 
 @overload
