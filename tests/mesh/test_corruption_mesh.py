@@ -69,6 +69,10 @@ async def asked_of(mesh: Mesh, prompt: list[int]) -> str:
     return next(id for id, count in after.items() if count > before.get(id, 0))
 
 
+def state(mesh: Mesh, id: str) -> str:
+    return next(str(one["state"]) for one in mesh.cluster()["instances"] if one["id"] == id)
+
+
 def blocks_by_agent(mesh: Mesh) -> dict[str, int]:
     """How many blocks the index has of each agent."""
     return dict(mesh.cluster()["index"]["blocks"])
@@ -91,18 +95,19 @@ class Met:
 
 @pytest.fixture
 def meet(walk: Callable[..., Mesh], tokens: Callable[[int], list[int]]) -> Meet:
-    """Corrupt the owner's blocks of a prompt, on the only node that holds them, and ask the other node for it. A busy
-    machine may well think computing cheaper than fetching, and meet nothing corrupt: then with another prompt."""
+    """Corrupt the owner's blocks of a prompt, on the only node that holds them, and ask for it while that node's engine
+    stands still. A busy machine may well think computing cheaper than fetching, and meet nothing corrupt: then with
+    another prompt."""
 
-    async def corrupted(mesh: Mesh, prompt: list[int]) -> None:
+    async def corrupted(mesh: Mesh, prompt: list[int]) -> str:
+        """The owner."""
         owner = await asked_of(mesh, prompt)
         await restarted(mesh, "node-d0")  # decode's own copies are gone: the only owner left is a prefill node
         await mesh.indexed(BLOCKS)
         slot = await mesh.slot_bytes()
         flipped = [flip(mesh.pid("services.store", node), slot) for node in ("node-p0", "node-p1")]
         assert sum(flipped) >= BLOCKS, flipped
-        while await asked_of(mesh, [14, 15, 16]) != owner:
-            pass  # the nodes take turns: the next request goes to the one that has to fetch
+        return owner
 
     async def caught(met: Met) -> bool:
         """The owner counts what the reader tells it, a moment later."""
@@ -113,16 +118,23 @@ def meet(walk: Callable[..., Mesh], tokens: Callable[[int], list[int]]) -> Meet:
                 return True
         return False
 
-    async def asked(mesh: Mesh, prompt: list[int]) -> Met:
+    async def asked(mesh: Mesh, prompt: list[int], owner: str) -> Met:
         before = mesh.total(CORRUPT, where="owned"), blocks_by_agent(mesh)
-        return Met(mesh, prompt, await mesh.ask(prompt), *before)
+        engine = mesh.pid("services.prefill", owner)
+        os.kill(engine, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(100):
+                while state(mesh, owner) == "alive":
+                    await asyncio.sleep(0.05)
+            return Met(mesh, prompt, await mesh.ask(prompt), *before)
+        finally:
+            os.kill(engine, signal.SIGCONT)
 
     async def make(transport: str) -> Met:
         mesh = walk(transport)
         for _ in range(TRIES):
             prompt = tokens(BLOCKS * B + 3)
-            await corrupted(mesh, prompt)
-            met = await asked(mesh, prompt)
+            met = await asked(mesh, prompt, await corrupted(mesh, prompt))
             if await caught(met):
                 return met
         raise AssertionError(f"in {TRIES} tries nothing was fetched")
