@@ -59,7 +59,7 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ``chunk`` tokens (chunked pipeline parallelism); they are one instance. A chunk's blocks are there for all to use
     when it is computed. ``decode_cache``: decode nodes keep what
     landed there, send it to others, and do not ask for it again. Without ``fetches`` nobody fetches.
-    ``overtake``: a prompt may overtake those that came up to so many times its own compute before it, within their
+    ``overtake``: a prompt may be overtaken by those that come up to so many times its own compute after it, within its
     objective (:func:`urgency.due`); 0: by age alone. ``thrift``: long prompts are let in only where they wait less
     (:func:`urgency.latest`).
     ``index_delay``, ``control_delay``: until the index knows of a change, and a message's way. ``report_every``:

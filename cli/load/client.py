@@ -48,6 +48,7 @@ class Client:
             wait = await self._attempt(body, outcome, begun)
             if wait is None or outcome.tries > self._manners.retries:
                 break
+            outcome.end = End.UNFINISHED  # whoever stops the load stops it, too
             await asyncio.sleep(wait)
             begun = self._clock()
         outcome.ended = self._clock()

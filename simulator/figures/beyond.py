@@ -74,8 +74,8 @@ def text(data: dict[str, Any]) -> str:
         f"Eight prefill and eight decode nodes; arrivals hurried: {speeds}. Caches begin cold. *priced*: policy "
         "`global_cache`: both branches of Algorithm 1 priced for each instance, fetches overlapped with queueing, "
         "prefixes that are being computed waited for, equals told apart by work. *+ decode caches*: decode nodes keep "
-        "what landed, are sources, and are not sent what they have. *+ short first*: a prompt may overtake those that "
-        "came up to four times its own compute before it, but none that waits for 30 s already: the conductor moves "
+        "what landed, are sources, and are not sent what they have. *+ short first*: a prompt may be overtaken by "
+        "those that come up to four times its own compute after it, until it has waited for 30 s: the conductor moves "
         "deadlines, which prefill orders its queue by (setting `queue_overtake`)."
     )
     return f"{said}\n\n{markdown(head, rows)}"

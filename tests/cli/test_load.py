@@ -20,6 +20,7 @@ from cli.load.client import Client, Manners
 from cli.load.outcome import End, Outcome
 from cli.load.run import Load
 from cli.main import main
+from shared.tasks import end
 from shared.workload.trace import TraceRequest, read_trace, write_trace
 from tests.cli.fake_conductor import FakeConductor, fake_conductor
 
@@ -128,6 +129,22 @@ async def test_retry_after_is_obeyed_when_asked_for() -> None:
     assert all(later - before >= 0.05 for before, later in itertools.pairwise(seen))
     seen.clear()
     assert (await asked(handler, retries=1)).end is End.REJECTED and len(seen) == 2
+
+
+async def test_who_waits_to_come_again_is_unfinished_when_all_is_stopped() -> None:
+    refused, outcome = asyncio.Event(), Outcome(0, 0.0, 9, 3)
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        refused.set()
+        return web.json_response({}, status=429, headers={"Retry-After": "600"})
+
+    async with serving(handler, retries=5) as client:
+        asking = asyncio.create_task(client.ask(b"{}", outcome))
+        await refused.wait()
+        while not outcome.refusals:
+            await asyncio.sleep(0.01)
+        await end(asking)
+    assert (outcome.end, outcome.tries) == (End.UNFINISHED, 1)
 
 
 async def test_who_does_not_answer_or_is_not_there_is_an_error() -> None:

@@ -19,11 +19,13 @@ from tests.held import held_now
 @pytest.mark.parametrize(
     ("prompt", "tokens"),
     [
-        ("x" * 799, 99),
+        ("xx " * 799, 299),
+        ("x" * 799, 1),
+        (" " * 8000, 0),
         ([1, 2, 3], 3),
         ([[1] * 50, [1] * 90], 50),  # the first decides for all
-        (["x" * 80, "x" * 8000], 10),
-        ("ю" * 80, 10),
+        (["x " * 40, "x " * 4000], 10),
+        ("ю " * 40, 10),
         ("x", 0),
     ],
 )
@@ -35,12 +37,30 @@ def test_a_prompt_has_so_many_tokens_at_least(prompt: Any, tokens: int) -> None:
 def test_a_conversation_has_those_of_all_its_turns() -> None:
     called = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     turns: list[dict[str, Any]] = [
-        {"role": "user", "content": [{"type": "text", "text": "x" * 80}]},
+        {"role": "user", "content": [{"type": "text", "text": "x " * 40}]},
         {"role": "assistant", "content": None, "tool_calls": called},
-        {"role": "tool", "tool_call_id": "1", "content": "x" * 160},
+        {"role": "tool", "tool_call_id": "1", "content": "x " * 80},
     ]
     body = decode_body(json.dumps({"model": "m", "messages": turns}).encode(), ChatBody)
     assert ask_chat(body).least_tokens == 30
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " " * 8000,
+        "=" * 8000,
+        "-" * 4000 + "\n" + "-" * 4000,
+        ("        " * 6 + "return\n") * 100,
+        "internationalization responsibilities " * 50,
+        "The capital of France is Paris. " * 100,
+        "ю" * 800,
+        "def f(x):\n\treturn [x for x in range(10)]\n" * 50,
+    ],
+)
+def test_no_prompt_has_fewer_tokens_than_it_is_said_to(tokenizer: Tokenizer, text: str) -> None:
+    body = decode_body(json.dumps({"model": "m", "prompt": text}).encode(), CompletionBody)
+    assert ask_completion(body).least_tokens <= len(tokenizer.text(text))
 
 
 async def test_nothing_that_is_refused_is_tokenized(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +79,7 @@ async def test_nothing_that_is_refused_is_tokenized(api: Api, monkeypatch: pytes
     monkeypatch.setattr(Tokenizer, "render", tokenize)
     for path, body, tokens in (
         ("/v1/chat/completions", CHAT, len("hello") // 8),
-        ("/v1/completions", {"model": MODEL, "prompt": "x" * 8000}, 1000),
+        ("/v1/completions", {"model": MODEL, "prompt": "x " * 4000}, 1000),
         ("/v1/completions", {"model": MODEL, "prompt": "x" * LONG_BODY}, 0),  # before it is parsed
     ):
         status, answer, headers = await api.post(path, body)

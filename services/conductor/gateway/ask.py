@@ -63,12 +63,13 @@ class Ask:
 
     @property
     def least_tokens(self) -> int:
-        """So many tokens the first prompt has at least, which decides for all; told without tokenizing."""
+        """So many tokens the first prompt has at least, which decides for all; told without tokenizing. A run of blanks or
+        of one sign is few tokens, however long it is; but none reaches over a word's beginning."""
         first = self.prompts[0]
         if isinstance(first, np.ndarray):
             return len(first)
         texts = [first] if isinstance(first, str) else [turn["content"] or "" for turn in first]
-        return sum(map(len, texts)) // BYTES_PER_TOKEN
+        return sum(min(len(text) // BYTES_PER_TOKEN, len(text.split())) for text in texts)
 
     def check_ids(self, vocabulary: int) -> None:
         """Raises InvalidInput for a token id that a model with so many tokens does not have."""

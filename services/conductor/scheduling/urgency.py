@@ -6,9 +6,9 @@ from __future__ import annotations
 def due(objective: float, compute: float, overtake: float) -> float:
     """Seconds from a request's arrival, at most its ``objective``: what prefill orders its queue by.
 
-    ``compute``: seconds of its prefill. A prompt may go before those that came up to ``overtake`` times its own
-    ``compute`` before it (0: by objective alone). Nobody starves: an objective stands, and who
-    comes after it has passed goes behind.
+    ``compute``: seconds of its prefill. A prompt may be overtaken by those that come up to ``overtake`` times its own
+    ``compute`` after it (0: by objective alone). Nobody starves: an objective stands, and who comes after it has passed
+    goes behind.
     """
     return min(objective, overtake * compute) if overtake else objective
 
