@@ -20,8 +20,8 @@ class DispatchSettings(CommonSettings, frozen=True, kw_only=True):
     queue_overtake: Annotated[
         float,
         Meta(
-            description="At prefill, a prompt may be overtaken by those that come up to this many times its own compute "
-            "after it, within its objective: short ones wait less, long ones more. 0: by objective alone.",
+            description="At prefill, a prompt may be overtaken by those that come up to this many times its own "
+            "compute after it, within its objective: short ones wait less, long ones more. 0: by objective alone.",
             ge=0,
             le=100,
         ),

@@ -63,8 +63,8 @@ class Ask:
 
     @property
     def least_tokens(self) -> int:
-        """So many tokens the first prompt has at least, which decides for all; told without tokenizing. A run of blanks or
-        of one sign is few tokens, however long it is; but none reaches over a word's beginning."""
+        """So many tokens the first prompt has at least, which decides for all; told without tokenizing. A run of blanks
+        or of one sign is few tokens, however long it is; but none reaches over a word's beginning."""
         first = self.prompts[0]
         if isinstance(first, np.ndarray):
             return len(first)
