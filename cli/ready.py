@@ -13,6 +13,8 @@ from cli.plan import Plan
 from shared.addresses import shown
 
 QUESTION = "What is the capital of France?"
+LONGEST = 40
+"""Tokens of the first answer that somebody sees, the likeliest ones: a small model that draws them says anything."""
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
@@ -82,6 +84,7 @@ class Ready:
     def curl(self) -> str:
         """A streamed chat completion, to paste into a shell."""
         message = f'{{"role": "user", "content": "{QUESTION}"}}'
-        body = f'{{"model": "{self.plan.wiring.served}", "messages": [{message}], "stream": true}}'
+        body = f'{{"model": "{self.plan.wiring.served}", "messages": [{message}], "stream": true, '
+        body += f'"temperature": 0, "max_tokens": {LONGEST}}}'
         key = " -H 'Authorization: Bearer KEY'" if self.plan.settings.api_keys else ""
         return f"curl -N {self.url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"

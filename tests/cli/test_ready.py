@@ -59,6 +59,7 @@ def test_the_curl_is_one_that_a_shell_and_a_server_understand() -> None:
     assert words[:3] == ["curl", "-N", "http://127.0.0.1:8000/v1/chat/completions"]
     body = json.loads(words[words.index("-d") + 1])
     assert body["model"] == "it's" and body["messages"][0]["content"] == QUESTION and body["stream"] is True
+    assert body["temperature"] == 0 and body["max_tokens"] > 0
     assert any("Authorization" in word for word in words)
 
 
