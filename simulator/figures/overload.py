@@ -51,6 +51,7 @@ def draw(data: dict[str, Any], path: Path) -> None:
             bars(axes, list(VARIANTS), {name: [found[v][key] for v in VARIANTS] for name, found in data.items()})
             axes.set_ylabel(label)
             axes.set_xlabel("scheduling")
+            axes.set_ylim(top=1.2 * axes.get_ylim()[1])  # the legend beside no bar
 
 
 def text(data: dict[str, Any]) -> str:
