@@ -1,4 +1,4 @@
-"""The list of the store's accepted behaviours: it names tests that exist, all of them, and what they run over."""
+"""The lists of accepted behaviours, the store's and the conductor's: they name tests that exist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LIST = ROOT / "docs/evidence/store-tests.md"
 WANTED = {"A1", "B1c", *(f"C{number}" for number in range(1, 14))}
-ROW = re.compile(r"^\| (?P<what>[ABC]\d+c?) \| `(?P<test>[^`]+)` \| (?P<over>[^|]+) \|$", re.MULTILINE)
+OF_THE_CONDUCTOR = ROOT / "docs/evidence/scheduling-tests.md"
+CONDUCTORS = {"A7", "B4", "B6", "E3", *(f"D{number}" for number in range(1, 9))}
+ROW = re.compile(r"^\| (?P<what>[A-E]\d+c?) \| `(?P<test>[^`]+)` \| (?P<over>[^|]+) \|$", re.MULTILINE)
 NAMED = re.compile(r"test_(b1c|c\d+)_")
 OVER = {
     "tests/transfer": {"world": "tcp, tls, shm", "tcp_world": "tcp, tls", "plain_world": "tcp, shm"},
@@ -60,3 +62,12 @@ def test_no_test_of_a_behaviour_is_left_out() -> None:
                 if named := NAMED.match(test):
                     what = "B1c" if named[1] == "b1c" else named[1].upper()
                     assert (what, f"{file.relative_to(ROOT)}::{test}") in listed
+
+
+def test_each_behaviour_of_the_conductor_has_tests_that_exist() -> None:
+    rows = [match.groupdict() for match in ROW.finditer(OF_THE_CONDUCTOR.read_text())]
+    assert {row["what"] for row in rows} == CONDUCTORS
+    for row in rows:
+        file, _, test = row["test"].partition("::")
+        assert (ROOT / file).is_file() and test in functions_of(ROOT / file), row
+        assert test.startswith(f"test_{row['what'].lower()}_"), row
