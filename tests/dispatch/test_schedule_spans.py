@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import StatusCode
 
 from services.conductor.dispatch import placing, schedule_spans
 from shared.errors import Contended, DoesNotFit
 from tests.dispatch.world import World
+from tests.spans import recorded
 
 Play = Callable[..., None]
 Spans = Callable[[], list[ReadableSpan]]
@@ -23,12 +22,8 @@ Spans = Callable[[], list[ReadableSpan]]
 @pytest.fixture
 def decisions(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
     """All spans of decisions so far."""
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    for module in (placing, schedule_spans):
-        monkeypatch.setattr(module, "tracer", lambda: provider.get_tracer("test"))
-    yield lambda: list(exporter.get_finished_spans())
-    provider.shutdown()
+    with recorded(monkeypatch, placing, schedule_spans) as exporter:
+        yield lambda: list(exporter.get_finished_spans())
 
 
 def told(span: ReadableSpan) -> dict[str, Any]:

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import structlog
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from services.conductor.gateway import completer, exchange
 from services.conductor.gateway.tokenizer import Tokenizer
 from tests.gateway.fakes import Api, StartApi, running, write_tokenizer
+from tests.spans import recorded
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -56,10 +55,5 @@ async def start(tokenizer: Tokenizer) -> AsyncIterator[StartApi]:
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """A provider of the test's own: the process-wide one can be set only once."""
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    for module in (exchange, completer):
-        monkeypatch.setattr(module, "tracer", lambda: provider.get_tracer("test"))
-    yield exporter
-    provider.shutdown()
+    with recorded(monkeypatch, exchange, completer) as exporter:
+        yield exporter
