@@ -29,10 +29,11 @@ class Answer:
 
 
 async def complete(session: aiohttp.ClientSession, url: str, prompt: str | list[int], **options: Any) -> Answer:
-    """One streamed text completion. Errors are recorded in the answer, not raised."""
+    """One streamed text completion. Errors are recorded in the answer, not raised. ``name`` is its request id."""
+    headers = {"x-request-id": options.pop("name")} if "name" in options else {}
     body = {"model": options.pop("model"), "prompt": prompt, "stream": True, "stream_options": {"include_usage": True}}
     answer, start = Answer(), time.perf_counter()
-    async with session.post(url + "/v1/completions", json={**body, **options}) as response:
+    async with session.post(url + "/v1/completions", json={**body, **options}, headers=headers) as response:
         answer.status = response.status
         if response.status != 200:
             answer.error = await response.text()

@@ -2,34 +2,44 @@
 
 Contenders: the mesh (prefill and decode in two processes), one process over the same engine, and plain
 ``transformers`` (its own ``generate`` with its own cache).
+
+Where a core's speed changes from second to second, two runs of the same prompt differ by a fifth. So pairs are many and
+change places, and what the mesh adds is also read from its own trace: the time to the first token less that of the
+engine's steps, which hardly depends on the core.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import aiohttp
+import msgspec
 import numpy as np
 
 from benchmarks.client import complete
 from benchmarks.processes import Mesh, cpu_seconds, mesh
 from benchmarks.report import Row, row
+from shared.engines.base import Drawn, Work
 from shared.messages import Sampling
+from shared.span_record import Traced
 
-LENGTHS = (1000, 2000)
+PAIRS = {1000: 4, 2000: 2}
+"""Prompt tokens, and pairs of them in a round."""
 BATCHES = (1, 4, 16)
-CONTEXT, OUTPUT = 256, 48
+CONTEXT, OUTPUT = 256, 96
+BUDGET = 1.05
 
 
 class OneProcess:
     """Our engine in this process, and plain transformers over the same weights."""
 
     def __init__(self, path: str) -> None:
-        import os
-
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         from shared.engines.local import LocalRunner
         from shared.engines.transformers import TransformersEngine
@@ -46,14 +56,51 @@ class OneProcess:
         self.runner.generate(np.array(tokens, dtype=np.uint32), Sampling(max_tokens=1, seed=0, temperature=0))
         return time.perf_counter() - start
 
-    def ours(self, prompts: list[list[int]], output: int) -> None:
+    def ours(self, prompts: list[list[int]], output: int) -> list[float]:
+        """When each step ended, from the one that leaves nothing of a prompt on: seconds of ``perf_counter``."""
         sampling = Sampling(max_tokens=output, seed=0, temperature=0)
-        self.runner.generate_many([(np.array(p, dtype=np.uint32), sampling) for p in prompts])
+        engine, ends = self.runner.engine, list[float]()
+        step = engine.step
 
-    def library(self, prompts: list[list[int]], output: int) -> None:
+        def timed(batch: Sequence[Work]) -> list[Drawn | None]:
+            drawn = step(batch)
+            if len(drawn) == len(prompts) and all(drawn):
+                ends.append(time.perf_counter())
+            return drawn
+
+        with patched(engine, "step", timed):
+            self.runner.generate_many([(np.array(p, dtype=np.uint32), sampling) for p in prompts])
+        return ends
+
+    def library(self, prompts: list[list[int]], output: int) -> list[float]:
+        """When each token was drawn: its logits are looked at once a step."""
+        ends: list[float] = []
+
+        def look(_ids: Any, logits: Any) -> Any:
+            ends.append(time.perf_counter())
+            return logits
+
         ids = self.torch.tensor(prompts)
         with self.torch.inference_mode():
-            self.plain.generate(ids, max_new_tokens=output, min_new_tokens=output, do_sample=False, pad_token_id=0)
+            self.plain.generate(
+                ids,
+                max_new_tokens=output,
+                min_new_tokens=output,
+                do_sample=False,
+                pad_token_id=0,
+                logits_processor=[look],
+            )
+        return ends
+
+
+@contextlib.contextmanager
+def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """``owner`` has another method for a while."""
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        delattr(owner, name)
 
 
 async def measure(model: str, path: str, rounds: int) -> list[Row]:
@@ -72,26 +119,43 @@ async def _ttft(
     session: aiohttp.ClientSession, running: Mesh, local: OneProcess, model: str, rng: random.Random, rounds: int
 ) -> list[Row]:
     rows = []
-    for length in LENGTHS:
-        split, single = [], []
-        for _ in range(rounds):
+    for length, pairs in PAIRS.items():
+        split, outside, single = list[float](), list[float](), list[float]()
+        for number in range(pairs * rounds):
+            if number % 2:
+                single.append(local.ttft(_tokens(rng, length)))
+            name = f"split-{length}-{number}"
             answer = await complete(
-                session, running.url, _tokens(rng, length), model=model, max_tokens=1, temperature=0
+                session, running.url, _tokens(rng, length), model=model, max_tokens=1, temperature=0, name=name
             )
             split.append(answer.ttft)
-            single.append(local.ttft(_tokens(rng, length)))
+            outside.append(answer.ttft - _in_engine(running, name, length))
+            if not number % 2:
+                single.append(local.ttft(_tokens(rng, length)))
         what = f"TTFT, {length:,}-token prompt, cold"
         rows.append(row(what, "mesh (split)", [1e3 * t for t in split], "ms"))
+        rows.append(row(what, "mesh (split), outside the engine's steps", [1e3 * t for t in outside], "ms"))
         rows.append(row(what, "one process", [1e3 * t for t in single], "ms"))
         ratios = [a / b for a, b in zip(split, single, strict=True)]
-        rows.append(row(what, "split / one process", ratios, "ratio", note="budget 1.05"))
+        rows.append(row(what, "split / one process", ratios, "ratio").most(BUDGET))
+        shares = [t / (t - more) for t, more in zip(split, outside, strict=True)]
+        rows.append(row(what, "split / its engine's steps", shares, "ratio").most(BUDGET))
     return rows
+
+
+def _in_engine(running: Mesh, name: str, length: int) -> float:
+    """Seconds that prefill's engine computed for the request of that id, from the mesh's own trace of it."""
+    traced = msgspec.convert(running.get(f"/trace/{name}"), Traced)
+    steps = [span for span in traced.spans if span.name == "prefill chunk"]
+    if sum(float(str(span.attributes["mooncake.tokens"])) for span in steps) != length:
+        raise RuntimeError(f"the trace of {name} has not all of its {length} tokens' steps")
+    return sum(span.end - span.start for span in steps) / 1e9
 
 
 async def _decode(
     session: aiohttp.ClientSession, running: Mesh, local: OneProcess, model: str, rng: random.Random, rounds: int
 ) -> list[Row]:
-    """Tokens/s while decoding: the time of OUTPUT tokens less the time of the first, so that prefill does not count."""
+    """Tokens/s while all of the batch decode, so that prefill does not count."""
     rows = []
     for batch in BATCHES:
         names = ("mesh", "one process", "transformers")
@@ -103,8 +167,7 @@ async def _decode(
                 _local_rate(run, rng, batch, rates[name], cpu[name])
         for name in names:
             mean_cpu = sum(cpu[name]) / rounds
-            note = "" if name == "mesh" else "time of 1 token taken off"
-            rows.append(row(f"decode, batch {batch}, context {CONTEXT}", name, rates[name], "tokens/s", mean_cpu, note))
+            rows.append(row(f"decode, batch {batch}, context {CONTEXT}", name, rates[name], "tokens/s", mean_cpu))
     return rows
 
 
@@ -125,7 +188,7 @@ async def _mesh_rate(
             running.url,
             _tokens(rng, CONTEXT),
             model=model,
-            max_tokens=2 * OUTPUT,
+            max_tokens=OUTPUT,
             temperature=0,
             ignore_eos=True,
         )
@@ -140,16 +203,16 @@ async def _mesh_rate(
 
 
 def _local_rate(
-    run: Callable[[list[list[int]], int], None], rng: random.Random, batch: int, rates: list[float], cpu: list[float]
+    run: Callable[[list[list[int]], int], list[float]],
+    rng: random.Random,
+    batch: int,
+    rates: list[float],
+    cpu: list[float],
 ) -> None:
-    import os
-
-    prompts = [_tokens(rng, CONTEXT) for _ in range(batch)]
-    before, start = cpu_seconds(os.getpid()), time.perf_counter()
-    run(prompts, 1)
-    first = time.perf_counter()
-    run([_tokens(rng, CONTEXT) for _ in range(batch)], OUTPUT)
-    rates.append(batch * (OUTPUT - 1) / max(1e-9, (time.perf_counter() - first) - (first - start)))
+    """Steady rate, too: from the first step that draws for all to the last."""
+    before = cpu_seconds(os.getpid())
+    ends = run([_tokens(rng, CONTEXT) for _ in range(batch)], OUTPUT)
+    rates.append(batch * (len(ends) - 1) / (ends[-1] - ends[0]))
     cpu.append(cpu_seconds(os.getpid()) - before)
 
 
