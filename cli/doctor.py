@@ -29,7 +29,7 @@ STYLES = {"ok": "green", "info": "dim", "warn": "yellow", "fail": "bold red"}
 @click.option("--leftovers", "only_left", is_flag=True, help="List our processes, sockets, memory and files instead.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def doctor(url: str, nats: str, redis: str, only_left: bool, as_json: bool) -> None:
-    """Look at this machine. Exit code 1 when something that is needed is missing."""
+    """Say what is installed, found and reachable here. Exit code 1 when something that is needed is missing."""
     if only_left:
         _show_leftovers(as_json)
         return

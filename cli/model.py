@@ -43,17 +43,17 @@ def find_model(name: str, fetch: bool = True) -> Path:
 
 @click.group()
 def model() -> None:
-    """The model cache."""
+    """Fetch the default model into the cache, or show where it is."""
 
 
-@model.command()
+@model.command(short_help="Fetch the default model, unless it is there.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def fetch(as_json: bool) -> None:
     """Fetch the default model into the cache (MOONCAKE_CACHE, else ~/.cache/mooncake). Safe to repeat."""
     _show("", True, as_json)
 
 
-@model.command()
+@model.command(short_help="Print the folder of a model.")
 @click.argument("name", default="")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def path(name: str, as_json: bool) -> None:

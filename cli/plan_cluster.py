@@ -36,7 +36,7 @@ def objective(text: str, share: float) -> Objective:
     return Objective(**values, share=share)
 
 
-@click.command("plan")
+@click.command("plan", short_help="Find the smallest cluster for a trace.")
 @click.option(
     "--trace", "path", type=click.Path(exists=True, dir_okay=False), required=True, help="JSONL, as published."
 )

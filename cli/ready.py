@@ -15,6 +15,7 @@ from shared.addresses import shown
 QUESTION = "What is the capital of France?"
 LONGEST = 40
 """Tokens of the first answer that somebody sees, the likeliest ones: a small model that draws them says anything."""
+ANSWERLESS = "the conductor does not answer yet"
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
@@ -30,7 +31,7 @@ class Ready:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.url = url_of(plan.settings.host, plan.wiring.port)
-        self.reason = "the conductor does not answer yet"
+        self.reason = ANSWERLESS
         self._api = Api(self.url, timeout=5)
 
     def look(self) -> bool:
@@ -39,7 +40,7 @@ class Ready:
             status, body = self._api.get_any("/ready")
             missing = self._missing()
         except ApiError as error:
-            self.reason = error.message
+            self.reason = error.message if error.status else ANSWERLESS
             return False
         self.reason = f"not there yet: {', '.join(missing)}" if missing else str(body.get("error") or "")
         return status == 200 and not missing

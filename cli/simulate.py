@@ -22,7 +22,7 @@ SHOWN = (
 )  # fmt: skip
 
 
-@click.command()
+@click.command(short_help="Replay a trace through a cluster in virtual time.")
 @click.option(
     "--trace", "path", type=click.Path(exists=True, dir_okay=False), required=True, help="JSONL, as published."
 )

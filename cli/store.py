@@ -35,6 +35,10 @@ class StoreGroup(click.Group):
         return super().parse_args(ctx, args)
 
 
-@click.group(cls=StoreGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    short_help="Run a store without a model; look into stores.",
+    cls=StoreGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 def store() -> None:
     """A store without any engine: run an agent, look into stores, measure and verify them. Bare, it runs one."""

@@ -46,7 +46,11 @@ class Refused(click.ClickException):
     exit_code = WRONG_SETTING
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
+@click.command(
+    short_help="Run a store agent.",
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(arguments: tuple[str, ...]) -> None:
     """Run a store agent, without any engine (`mooncake store run --help` lists its settings).

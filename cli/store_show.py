@@ -98,7 +98,7 @@ def namespace_table(agents: list[AgentRecord]) -> Table:
 # -- stat ------------------------------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(short_help="Show where a block is, or all about an agent.")
 @click.argument("key", required=False)
 @click.option("--agent", default="", help="Everything about one agent: its id, or how it begins.")
 @secured

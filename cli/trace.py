@@ -99,7 +99,7 @@ def first_of_each(spans: list[SpanRecord]) -> list[SpanRecord]:
     return list({span.service: span for span in reversed(spans)}.values())
 
 
-@click.command()
+@click.command(short_help="Show where the time of one request went.")
 @click.argument("request_id")
 @click.option("--url", default=DEFAULT_URL, envvar="MOONCAKE_URL", show_default=True, help="The conductor.")
 @click.option("--api-key", default="", envvar="MOONCAKE_API_KEY", help="Key, where the conductor asks for one.")

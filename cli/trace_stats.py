@@ -9,7 +9,7 @@ from cli.trace_options import numbers, whole_trace
 from shared.workload.trace import BLOCK
 
 
-@click.command("trace-stats")
+@click.command("trace-stats", short_help="Show a trace's lengths, and what caches would find.")
 @click.option(
     "--trace", "path", type=click.Path(exists=True, dir_okay=False), required=True, help="JSONL, as published."
 )

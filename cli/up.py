@@ -42,6 +42,7 @@ TALKERS = ("nats", "redis")
 
 
 @click.command(
+    short_help="Start a whole mesh on this machine.",
     context_settings={"ignore_unknown_options": True, "help_option_names": []},
     add_help_option=False,
 )

@@ -47,7 +47,7 @@ class Plan:
     seconds: float
 
 
-@click.command()
+@click.command(short_help="Measure an engine here, and fit its latency models.")
 @click.option("--engine", type=click.Choice(ENGINES), default="transformers", show_default=True)
 @click.option("--model", default="", help="A model folder or hub id; default: the default model.")
 @click.option("--dtype", default="float32", show_default=True, help="Type of weights and KV.")

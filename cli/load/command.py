@@ -63,7 +63,7 @@ class Options:
     as_json: bool
 
 
-@click.command(epilog=EPILOG)
+@click.command(epilog=EPILOG, short_help="Replay a trace, or made requests, and say how it went.")
 @click.option("--url", default=DEFAULT_URL, envvar="MOONCAKE_URL", show_default=True, help="The server.")
 @click.option("--model", default="", help="A served model; default: the first one.")
 @click.option("--api-key", default="", envvar="MOONCAKE_API_KEY", help="Key, where the server asks for one.")

@@ -27,6 +27,11 @@ def mooncake(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([MOONCAKE, *argv], capture_output=True, text=True, timeout=200, env=full, check=False)
 
 
+@pytest.mark.parametrize("group", [[], ["store"], ["model"]])
+def test_help_tells_in_whole_words_what_a_command_does(group: list[str]) -> None:
+    assert "..." not in CliRunner().invoke(main, [*group, "--help"]).output.partition("Commands:")[2]
+
+
 def test_help_lists_every_command() -> None:
     text = CliRunner().invoke(main, ["--help"]).output
     assert all(name in text for name in (*COMMANDS, "version"))

@@ -51,7 +51,7 @@ def test_where_keys_hide_the_cluster_ready_has_to_do(conductor: FakeConductor) -
 
 def test_nobody_there_yet_is_a_reason_not_an_error() -> None:
     ready = ready_at(f"http://127.0.0.1:{free_port()}")
-    assert not ready.look() and "not reachable" in ready.reason
+    assert not ready.look() and ready.reason == "the conductor does not answer yet"
 
 
 def test_the_curl_is_one_that_a_shell_and_a_server_understand() -> None:

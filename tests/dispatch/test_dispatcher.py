@@ -178,7 +178,7 @@ def test_close_drains_then_cancels(play: Play) -> None:
 def test_e3_no_instance_is_unavailable(play: Play) -> None:
     async def scenario(world: World) -> None:
         assert set(world.dispatcher.readiness().reasons) == {"no_prefill", "no_decode"}
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unavailable, match="no prefill instance is there yet"):
             world.dispatcher.consider(10)
         with pytest.raises(Unavailable):
             _ = world.dispatcher.namespace

@@ -39,6 +39,14 @@ UNFITTED_PREFILL = PrefillModel(0.02, 2e-4, 0.0)
 UNFITTED_DECODE = DecodeModel(0.02, 0.001, 0.0)
 """For instances that have not measured themselves: right in order, so that choices are sane."""
 
+WHY = {
+    "starting": "this conductor is starting",
+    "draining": "this conductor is ending",
+    "no_prefill": "no prefill instance is there yet",
+    "no_decode": "no decode instance is there yet",
+}
+"""What keeps every request from being served, for people."""
+
 logger = log("dispatch")
 
 
@@ -149,7 +157,7 @@ class MeshDispatcher:
         if "bus_down" in obstacles:
             raise BusDown("the bus is down", retry_after_ms=1000)
         if obstacles:
-            raise Unavailable(f"{obstacles[0]}: not serving", field=obstacles[0], retry_after_ms=1000)
+            raise Unavailable(f"{obstacles[0]}: {WHY[obstacles[0]]}", field=obstacles[0], retry_after_ms=1000)
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Token, None]:
         self._require_service()
