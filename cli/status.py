@@ -48,28 +48,29 @@ def state_of(record: dict[str, Any]) -> Text:
 def instances(records: Iterable[dict[str, Any]]) -> Table:
     """Fits 80 columns with the names that ``mooncake up`` gives."""
     counts = ("queued", "running", "KV tokens", "free blocks")
-    shown = table(("instance", "node", "state"), counts, "Instances")
+    shown = table(("instance", "role", "node", "state"), counts, "Instances")
     for record in sorted(records, key=lambda r: (str(r.get("role")), name_of(r))):
         load = record.get("load") or {}
         queued = cell(load.get("queued", 0)) + (f" ({tokens} tok)" if (tokens := load.get("queued_tokens")) else "")
         known = record.get("role") == "decode" and "room_blocks" in load  # only decode promises blocks
         room = f"{load['room_blocks']}/{load.get('total_blocks', 0)}" if known else "-"
         numbers = [queued, cell(load.get("running", 0)), cell(load.get("kv_tokens", 0)), room]
-        shown.add_row(name_of(record), cell(record.get("node")), state_of(record), *numbers)
+        role, node = cell(record.get("role")), cell(record.get("node"))
+        shown.add_row(name_of(record), role, node, state_of(record), *numbers)
     return shown
 
 
 def agents(records: Iterable[dict[str, Any]], indexed: Any) -> Table:
     """``indexed``: blocks that the index has of each agent, by its code. What is cached can be evicted; what is in use
     cannot."""
-    shown = table(("agent",), ("cached blocks", "in use", "slots", "pool", "to send", "held"), "Store agents")
+    shown = table(("agent", "node"), ("cached blocks", "in use", "slots", "pool", "to send", "held"), "Store agents")
     for record in sorted(records, key=name_of):
         used, slots = int(record.get("used") or 0), int(record.get("slots") or 0)
         pool = bytes_text(slots * int(record.get("slot_bytes") or 0)) if slots else "-"
         backlog = bytes_text(int(record.get("backlog_bytes") or 0))
         cached = cell(indexed.get(str(record.get("code")), 0) if isinstance(indexed, dict) else None)
         counts = [cached, f"{used} ({100 * used / max(slots, 1):.0f} %)", str(slots), pool, backlog]
-        shown.add_row(name_of(record), *counts, held(record.get("held")))
+        shown.add_row(name_of(record), cell(record.get("node")), *counts, held(record.get("held")))
     return shown
 
 

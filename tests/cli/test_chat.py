@@ -22,6 +22,7 @@ from cli.status import cell
 from shared.embedded import free_port
 from tests.cli.fake_conductor import CLUSTER, FakeConductor, chunk, fake_conductor, usage
 
+ROLES = ("prefill", "decode")
 MOONCAKE = Path(sys.executable).with_name("mooncake")
 
 
@@ -183,6 +184,17 @@ def test_status_shows_every_instance_and_agent(conductor: FakeConductor) -> None
     assert "2 running, 9 accepted, 3 rejected" in result.stdout and "prefill 1.50" in result.stdout
     assert " 42 " in row(result.stdout, "node-p0"), "blocks that the index has of the agent"
     assert "/64" not in row(result.stdout, "prefill-0"), "a prefill instance promises no blocks"
+
+
+def test_ids_that_nobody_chose_are_told_by_role_and_node(conductor: FakeConductor) -> None:
+    """Processes that are started by hand have a UUID each."""
+    named = [{"id": f"{number}" * 32, "role": role, "node": f"host-{role}"} for number, role in enumerate(ROLES)]
+    agents = [{**CLUSTER["agents"][0], "id": f"{number}" * 32, "node": f"host-{number}"} for number in (7, 8)]
+    conductor.answers["/cluster"] = (200, {}, {**CLUSTER, "instances": named, "agents": agents})
+    text = run(conductor, "status").stdout
+    for number, role in enumerate(ROLES):
+        assert f" {role} " in row(text, f"{number}" * 32) and f"host-{role}" in row(text, f"{number}" * 32)
+    assert all(f"host-{number}" in row(text, f"{number}" * 32) for number in (7, 8))
 
 
 def row(text: str, name: str) -> str:
