@@ -39,18 +39,33 @@ class Hardware:
         self._target: Target | None = None
 
     def start(self, nics: Sequence[Nic]) -> None:
-        for nic in nics:
-            self._use(nic)
-            self.ports.watch(nic)
+        """Raises NoTransport where no memory can be registered on one of them; all are closed then."""
+        left = list(nics)
+        try:
+            while left:
+                self._use(nic := left.pop(0))
+                self.ports.watch(nic)
+        except MooncakeError:
+            for nic in left:
+                nic.close()
+            self.close()
+            self.nics.clear()
+            raise
 
     def carries(self, regions: Regions, target: Target) -> None:
         """What is made on the devices, and goes when they do."""
         self._regions, self._target = regions, target
 
     def _use(self, nic: Nic) -> None:
+        """Raises NoTransport; it is closed then, and the one before, which is lost, stays in its place."""
+        try:
+            cells = nic.register(self._checks.address, self._checks.size, LOCAL_WRITE)
+        except MooncakeError:
+            nic.close()
+            raise
         self.nics[nic.name] = nic
-        self._cells[nic.name] = nic.register(self._checks.address, self._checks.size, LOCAL_WRITE)
-        self._checks.keys[nic.name] = self._cells[nic.name].lkey
+        self._cells[nic.name] = cells
+        self._checks.keys[nic.name] = cells.lkey
         self._poller.watch(nic)
 
     async def look(self) -> None:
@@ -87,7 +102,7 @@ class Hardware:
         self._use(nic)
         try:
             await self._regions.join(nic.name)
-        except MooncakeError:
+        except BaseException:  # whatever it was, the next look tries again
             self._close(nic)
             raise
         nic.ready = True

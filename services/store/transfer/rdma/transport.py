@@ -87,13 +87,13 @@ class Rdma:
             nics, matrix = open_all(
                 self._wanted, self._topology if self._topology is not None else discover(), self._completions
             )
+            self._hardware.start(nics)
         except MooncakeError as e:
             self.why = e.message
             raise
         self.why = ""
         loop = asyncio.get_running_loop()
         self._here = Nics(matrix)
-        self._hardware.start(nics)
         self._regions = Regions(self._nics, type(self._guard) is OpenGuard)
         self._target = Target(self._nics, matrix, self._regions, self._guard)
         self._hardware.carries(self._regions, self._target)
@@ -117,9 +117,12 @@ class Rdma:
         """Peers are told which connections there are; those that say nothing any more have none."""
         while True:
             await asyncio.sleep(TICK)
-            if self._target is not None:
-                self._target.look()
-            await asyncio.gather(*(outgoing.keep() for outgoing in self._outgoing.values()))
+            try:
+                if self._target is not None:
+                    self._target.look()
+                await asyncio.gather(*(outgoing.keep() for outgoing in self._outgoing.values()))
+            except Exception:  # who is told nothing any more destroys our connections
+                logger.exception("a round of what is kept failed")
 
     async def _watch(self) -> None:
         """Ports are looked at now and then; and lanes, should a device never say how a work request ended."""
