@@ -189,7 +189,7 @@ def test_status_shows_every_instance_and_agent(conductor: FakeConductor) -> None
 def test_ids_that_nobody_chose_are_told_by_role_and_node(conductor: FakeConductor) -> None:
     """Processes that are started by hand have a UUID each."""
     named = [{"id": f"{number}" * 32, "role": role, "node": f"host-{role}"} for number, role in enumerate(ROLES)]
-    agents = [{**CLUSTER["agents"][0], "id": f"{number}" * 32, "node": f"host-{number}"} for number in (7, 8)]
+    agents = [{"id": f"{number}" * 32, "node": f"host-{number}"} for number in (7, 8)]
     conductor.answers["/cluster"] = (200, {}, {**CLUSTER, "instances": named, "agents": agents})
     text = run(conductor, "status").stdout
     for number, role in enumerate(ROLES):
