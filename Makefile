@@ -8,6 +8,8 @@ ARGS ?=
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 STAMP := $(VENV)/.mooncake-installed
 unexport VIRTUAL_ENV
+# `make test` starts hundreds of Python processes: none of them is to compile the project anew.
+unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
