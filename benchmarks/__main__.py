@@ -1,6 +1,6 @@
 """``make bench``: the walking mesh with the real model, at one thread an engine. ``--rounds N`` samples a row.
 
-``python -m benchmarks fidelity``, ``prediction``, ``replay`` and ``simulator`` have options of their own.
+``python -m benchmarks fidelity``, ``order``, ``prediction``, ``replay`` and ``simulator`` have options of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 SUITES = ("conductors", "gateway", "overload", "prefix", "split", "streams", "tracing")
 
 
-ALONE = ("fidelity", "prediction", "replay", "simulator")
+ALONE = ("fidelity", "order", "prediction", "replay", "simulator")
 """Suites that are not part of ``make bench``: each wants the machine for minutes, and has its own options."""
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import loaded, report
-from benchmarks.processes import MOONCAKE
+from benchmarks.processes import MOONCAKE, Mesh
 from benchmarks.replay import A800, BLOCK_TOKENS, CHUNK, KV_BYTES, POOL_BYTES, POOL_TOKENS, SHORTER, workload
 from benchmarks.report import Row, row
 from shared.workload.trace import TraceRequest, write_trace
@@ -23,6 +24,9 @@ LIKE = 0.1
 HELD = {"ttft_mean_s": "s", "ttft_p90_s": "s", "hit_by_token": "share"}
 """Figures that are held to that, and their units."""
 
+CONTROL_S = 0.001
+"""A message's way, where nobody has probed."""
+
 LONGEST = 1 << 16
 """Tokens: a single prompt of half a minute would decide the figures of a trace of a minute."""
 
@@ -31,20 +35,61 @@ BESIDE = {"ttft_p50_s": "s", "tbt_p50_s": "s", "rejected": "requests"}
 DECODE = (0.012, 5e-5, 2e-8)
 """Seconds of a decode step, as the simulated engine's defaults: any, for each sequence, for each token of the mesh."""
 
+PROBES, PROBE_TOKENS, PROBE_ANSWER = 10, 512, 11
+"""Requests, one a second, to an idle mesh, and their lengths there: what its host adds to the engine's models."""
 
-def on_mesh(trace: str, prefill: int, decode: int, policy: str) -> dict[str, Any]:
-    """What ``mooncake load`` says of a mesh of its own."""
-    flags = ["--engine", "simulated", "--prefill", str(prefill), "--decode", str(decode), "--context-length", "200000"]
-    flags += ["--pool-bytes", str(POOL_BYTES), "--block-size", str(BLOCK_TOKENS), "--policy", policy]
+
+class Host(NamedTuple):
+    """Seconds that a mesh takes beside its engine's models, for one request alone: to the first token, from there to
+    the first decode step, and in each step."""
+
+    request: float = 0.0
+    handover: float = 0.0
+    step: float = 0.0
+
+
+NO_HOST = Host()
+
+
+def host_of(probes: Sequence[dict[str, Any]]) -> Host:
+    """Of records of ``mooncake load``. The longest gap has the handover in it, the others are steps."""
+    base, token, square = (float(A800[f"MOONCAKE_SIMULATED_PREFILL_{name}_S"]) for name in ("BASE", "TOKEN", "SQUARE"))
+    prompt = base + token * PROBE_TOKENS + square * PROBE_TOKENS**2
+    gaps = PROBE_ANSWER - 1
+    ttft, worst, mean = (statistics.median(float(one[name]) for one in probes) for name in ("ttft", "tbt", "mean_gap"))
+    longer = max((worst - mean) * gaps / (gaps - 1), 0.0)
+    any_step, sequence, attended = DECODE
+    return Host(ttft - prompt, longer, mean - longer / gaps - any_step - sequence - attended * PROBE_TOKENS)
+
+
+def probed(running: Mesh, folder: Path) -> Host:
+    """The mesh is idle."""
+    fixed = [f"--set={name}.mean={tokens}" for name, tokens in (("input", PROBE_TOKENS), ("output", PROBE_ANSWER))]
+    fixed += ["--set=input.variation=0", "--set=output.variation=0", "--set=rate=1", "--salt", "77"]
+    records = folder / "probes.jsonl"
+    loaded.load(running, "--generate", "random", *fixed, "--requests", str(PROBES), "--records", str(records))
+    return host_of([json.loads(line) for line in records.read_text().splitlines()])
+
+
+def on_mesh(trace: str, folder: Path, prefill: int, decode: int, policy: str) -> tuple[Host, dict[str, Any]]:
+    """What ``mooncake load`` says of a mesh of its own, probed before."""
+    flags = mesh_flags(prefill, decode, policy)
     flags += ["--slo-ttft-ms", "600000", "--slo-tbt-ms", "60000"]
-    with loaded.started({**A800, **_decode_model(), "OMP_NUM_THREADS": "1"}, *flags) as running:
-        return loaded.load(running, "--trace", trace, "--no-spread", "--shorten", str(SHORTER))
+    with loaded.started({**A800, **decode_model(), "OMP_NUM_THREADS": "1"}, *flags) as running:
+        host = probed(running, folder)
+        return host, loaded.load(running, "--trace", trace, "--no-spread", "--shorten", str(SHORTER))
 
 
-def simulated(trace: str, folder: Path, prefill: int, decode: int, policy: str) -> dict[str, Any]:
+def mesh_flags(prefill: int, decode: int, policy: str) -> list[str]:
+    """Of ``mooncake up``: what :func:`cluster` describes."""
+    flags = ["--engine", "simulated", "--prefill", str(prefill), "--decode", str(decode), "--context-length", "200000"]
+    return [*flags, "--pool-bytes", str(POOL_BYTES), "--block-size", str(BLOCK_TOKENS), "--policy", policy]
+
+
+def simulated(trace: str, folder: Path, host: Host, prefill: int, decode: int, policy: str) -> dict[str, Any]:
     """What ``mooncake simulate`` says of the same."""
     config = folder / "cluster.json"
-    config.write_text(json.dumps(cluster()))
+    config.write_text(json.dumps(cluster(host)))
     command = [str(MOONCAKE), "simulate", "--trace", trace, "--ticks", "--json", "--config", str(config)]
     command += ["--prefill", str(prefill), "--decode", str(decode), "--policy", policy]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=300)
@@ -52,7 +97,7 @@ def simulated(trace: str, folder: Path, prefill: int, decode: int, policy: str) 
     return found
 
 
-def cluster() -> dict[str, Any]:
+def cluster(host: Host = NO_HOST) -> dict[str, Any]:
     """The mesh as the simulator's settings have it. A token here is one of the trace, of which the mesh's stand for
     several; KV is next to nothing on both sides."""
     step, sequence, token = DECODE
@@ -63,33 +108,40 @@ def cluster() -> dict[str, Any]:
                 "linear": float(A800["MOONCAKE_SIMULATED_PREFILL_TOKEN_S"]) / SHORTER,
                 "square": float(A800["MOONCAKE_SIMULATED_PREFILL_SQUARE_S"]) / SHORTER**2,
             },
-            "decode": {"base": step, "per_sequence": sequence, "per_token": token / SHORTER},
+            "decode": {"base": step + host.step, "per_sequence": sequence, "per_token": token / SHORTER},
             "bytes_per_token": KV_BYTES // SHORTER,
             "nic": 1e9,
             "hbm": POOL_TOKENS,
             "dram": POOL_TOKENS,
         },
         "chunk": CHUNK,
+        "control_delay": max(host.request, CONTROL_S),
+        "handover": host.handover,
     }
 
 
-def _decode_model() -> dict[str, str]:
+def decode_model() -> dict[str, str]:
+    """Variables of the simulated engine."""
     names = ("BASE", "SEQUENCE", "TOKEN")
     return {f"MOONCAKE_SIMULATED_DECODE_{name}_S": str(value) for name, value in zip(names, DECODE, strict=True)}
 
 
-def compared(lives: Sequence[dict[str, Any]], ours: dict[str, Any]) -> list[Row]:
-    """Each figure of the mesh, and the simulator's beside it with its distance from the mesh's median."""
+def compared(lives: Sequence[dict[str, Any]], simulators: dict[str, dict[str, Any]]) -> list[Row]:
+    """Each figure of the mesh, and each simulator's beside it with its distance from the mesh's median. The last
+    simulator is the one that is held to it."""
     first, rows = lives[0], list[Row]()
-    measured = f"{first['completed']} of {first['requests']} answered, generator late p99 {first['late_p99_s']:.3f} s"
+    late = max(one["late_p99_s"] for one in lives)
+    measured = f"{first['completed']} of {first['requests']} answered, generator late p99 {late:.3f} s"
     for what, unit in (HELD | BESIDE).items():
         live = row(what, "mesh", [float(found[what] or 0) for found in lives], unit, note=measured)
-        rows += [live, Row(what, "simulator", float(ours[what]), unit, 1)]
-        if live.value:
-            away = float(ours[what]) / live.value - 1
-            rows.append(Row(f"{what}, simulator against mesh", "difference", abs(away), "share", note=f"{away:+.1%}"))
-            if what in HELD:
-                rows[-1].most(LIKE)
+        rows.append(live)
+        for name, ours in simulators.items():
+            rows.append(Row(what, name, float(ours[what]), unit, 1))
+            if live.value:
+                away = float(ours[what]) / live.value - 1
+                rows.append(Row(f"{what}, {name} against mesh", "difference", abs(away), "share", note=f"{away:+.1%}"))
+                if what in HELD and ours is list(simulators.values())[-1]:
+                    rows[-1].most(LIKE)
         measured = ""
     return rows
 
@@ -109,6 +161,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--requests", type=int, default=120, help="(default 120)")
     parser.add_argument("--answer", type=int, default=16, help="longest answer, tokens of the mesh (default 16)")
     parser.add_argument("--rounds", type=int, default=1, help="of the mesh (default 1)")
+    parser.add_argument("--samples", help="file that rounds are added to; all of its rounds count")
     parser.add_argument("--name", default="fidelity", help="of the file of results")
     options = parser.parse_args(arguments)
     requests = [
@@ -121,8 +174,14 @@ def main(arguments: list[str]) -> None:
         whole, short = Path(folder) / "trace.jsonl", Path(folder) / "cut.jsonl"
         write_trace(whole, requests)
         write_trace(short, cut(requests))
-        ours = simulated(str(short), Path(folder), *size)
-        lives = [on_mesh(str(whole), *size) for _ in range(options.rounds)]
-    rows = compared(lives, ours)
+        samples = Path(options.samples or Path(folder) / "samples.jsonl")
+        with samples.open("a") as out:
+            for _ in range(options.rounds):
+                out.write(json.dumps(on_mesh(str(whole), Path(folder), *size)) + "\n")
+        hosts, lives = zip(*map(json.loads, samples.read_text().splitlines()), strict=True)
+        host = Host(*map(statistics.median, zip(*hosts, strict=True)))
+        alone, with_host = (simulated(str(short), Path(folder), one, *size) for one in (NO_HOST, host))
+    rows = compared(lives, {"simulator, engine alone": alone, "simulator": with_host})
+    rows += [Row(f"the host's time, {what}", "mesh", one, "s", len(lives)) for what, one in host._asdict().items()]
     rows[0].note += f"; load average {os.getloadavg()[0]:.1f}"
     report.write(options.name, rows)

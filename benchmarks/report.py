@@ -73,6 +73,23 @@ def save(name: str, rows: Sequence[Row]) -> None:
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
 
 
+def known(name: str) -> list[Row]:
+    """Rows of the file of results as it is; none where there is no file."""
+    path = RESULTS / f"{name}.json"
+    return [Row(**fields) for fields in json.loads(path.read_text())["rows"]] if path.exists() else []
+
+
+def merged(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
+    """``new`` instead of rows of the same kind, and behind those of others."""
+    measured = {(one.what, one.contender) for one in new}
+    return [*(one for one in old if (one.what, one.contender) not in measured), *new]
+
+
+def merge(name: str, rows: Sequence[Row]) -> None:
+    """As :func:`write`; rows of the file that were not measured again stay."""
+    write(name, merged(known(name), rows))
+
+
 def write(name: str, rows: Sequence[Row]) -> None:
     """Print the table and write ``benchmarks/results/<name>.json``."""
     save(name, rows)

@@ -69,12 +69,11 @@ def rows_of(case: Case, found: dict[str, Any]) -> list[Row]:
 
 
 async def measure(cases: Sequence[Case], name: str) -> None:
-    """What is done is written after each case."""
-    rows = list[Row]()
+    """What is done is written after each case; what the file has of other cases stays."""
     for case in cases:
-        rows += rows_of(case, await in_module("benchmarks.simulator", case._asdict()))
-        report.save(name, rows)
-    report.write(name, rows)
+        found = rows_of(case, await in_module("benchmarks.simulator", case._asdict()))
+        report.save(name, report.merged(report.known(name), found))
+    report.write(name, report.known(name))
 
 
 def case_of(text: str) -> Case:

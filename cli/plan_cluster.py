@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-import yaml
 
 from cli.console import err, out, print_json, table
-from cli.trace_options import replayed
+from cli.trace_options import plottable, replayed, settings_file
 
 if TYPE_CHECKING:
     from simulator.sizing import Objective, Tried
@@ -67,7 +66,8 @@ def plan(
     from simulator.sizing import Sizing
 
     goal = objective(slo, share)
-    given: dict[str, Any] = yaml.safe_load(Path(config).read_text()) or {} if config else {}
+    plottable(plot)
+    given = settings_file(config)
     try:
         settings = read(given | {"seed": seed}, ClusterSettings)
     except ValueError as error:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
-import yaml
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cli.console import err, out, print_json, table
-from cli.trace_options import replayed
+from cli.trace_options import plain, plottable, replayed, settings_file
 from shared.workload.trace import TraceRequest
 
 SHOWN = (
@@ -54,7 +53,8 @@ def simulate(
 
     The default hardware is the paper's: nodes of eight A800 with LLaMA3-70B.
     """
-    base: dict[str, Any] = yaml.safe_load(Path(config).read_text()) or {} if config else {}
+    plottable(plot)
+    base = settings_file(config)
     given: dict[str, Any] = (
         {"nodes": prefill + decode} if coupled else {"prefill": prefill, "decode": decode, "policy": policy}
     )
@@ -62,8 +62,10 @@ def simulate(
     base = base | {name: value for name, value in given.items() if value is not None} | {"seed": seed}
     for pair in single:
         put(base, *split(pair, "--set"))
-    trace = replayed(path, seed, speed, count, ticks)
     rows = list(variants(base, sweep))
+    for _, settings in rows:
+        checked(settings, coupled)
+    trace = replayed(path, seed, speed, count, ticks)
     results = [(label, one_run(settings, coupled, trace, label)) for label, settings in rows]
     if plot:
         from simulator.plots import distributions
@@ -88,17 +90,30 @@ def put(settings: dict[str, Any], name: str, value: Any) -> None:
     *path, last = name.split(".")
     for part in path:
         settings = settings.setdefault(part, {})
-    settings[last] = yaml.safe_load(value) if isinstance(value, str) else value
+        if not isinstance(settings, dict):
+            raise click.BadParameter(f"{name}: {part} is {settings!r}, which has no settings")
+    settings[last] = plain(value, name) if isinstance(value, str) else value
 
 
 def variants(base: dict[str, Any], sweep: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """(label, settings) for every combination of the swept values."""
     axes = [[(name, value) for value in values.split(",")] for name, values in (split(one, "--sweep") for one in sweep)]
     for chosen in itertools.product(*axes):
-        settings: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(base))
+        settings = copy.deepcopy(base)
         for name, value in chosen:
             put(settings, name, value)
         yield " ".join(f"{name}={value}" for name, value in chosen), settings
+
+
+def checked(settings: dict[str, Any], coupled: bool) -> None:
+    """Before anything is run, for hours perhaps. Raises ClickException."""
+    from simulator.runs import read
+    from simulator.settings import ClusterSettings, CoupledSettings
+
+    try:
+        read(settings, CoupledSettings) if coupled else read(settings, ClusterSettings)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
 
 
 def one_run(
@@ -115,7 +130,7 @@ def one_run(
 
         try:
             requests = (coupled_run if coupled else run)(settings, trace, arrived)
-        except ValueError as error:  # msgspec.ValidationError too: it names the field and its limit
+        except ValueError as error:
             raise click.ClickException(str(error)) from None
     return report(requests, float(settings.get("ttft_slo") or TTFT_SLO)), requests
 

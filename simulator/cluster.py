@@ -87,9 +87,8 @@ class Cluster:
     def _decode(self, number: int) -> DecodeInstance:
         settings, hardware = self.settings, self.settings.hardware
         node, batch = self.nodes[f"decode-{number}"], Batch(hardware.decode)
-        return DecodeInstance(
-            f"d{number}", self.clock, node, batch, hardware.hbm, settings.max_batch, settings.decode_cache
-        )
+        sizes = hardware.hbm, settings.max_batch, settings.decode_cache
+        return DecodeInstance(f"d{number}", self.clock, node, batch, *sizes, settings.handover)
 
     def _introduce(self, conductor: Conductor, prefills: Iterable[str], decodes: Iterable[str]) -> None:
         hardware, ledger = self.settings.hardware, conductor.ledger

@@ -40,12 +40,22 @@ class Landing:
 
 
 class DecodeInstance:
-    """``caches``: what landed stays in the node's pool. ``tokens``: room for KV in HBM."""
+    """``caches``: what landed stays in the node's pool. ``tokens``: room for KV in HBM. ``handover``: seconds from the
+    first token and the last of the KV until a sequence may join."""
 
     def __init__(
-        self, id: str, clock: Clock, node: Node, batch: Batch, tokens: int, max_batch: int, caches: bool
+        self,
+        id: str,
+        clock: Clock,
+        node: Node,
+        batch: Batch,
+        tokens: int,
+        max_batch: int,
+        caches: bool,
+        handover: float = 0.0,
     ) -> None:
         self.id, self.clock, self.node, self.batch = id, clock, node, batch
+        self._handover = handover
         self.alive = True
         self.landings: dict[Landing, None] = {}
         self._by_sequence: dict[Sequence, Landing] = {}
@@ -145,6 +155,15 @@ class DecodeInstance:
             return
         if self._caches:
             self.node.pool.put(landing.chain)
+        if self._handover:
+            self.clock.after(self._handover, self._queue, landing)
+        else:
+            self._queue(landing)
+
+    def _queue(self, landing: Landing) -> None:
+        """It may join from the next step on."""
+        if landing.dead:
+            return
         self._waiting.append(landing)
         if not len(self._planned):
             self._boundary()

@@ -18,12 +18,24 @@ Settings = TypeVar("Settings", ClusterSettings, CoupledSettings)
 
 
 def read(settings: Mapping[str, Any], kind: type[Settings]) -> Settings:
-    """Raises ValueError naming the field, the value's limit, or the policies there are."""
-    made = msgspec.convert(settings, kind, strict=False)
+    """Raises ValueError naming the field, its value and the limit, or the policies there are."""
+    try:
+        made = msgspec.convert(settings, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(_named(str(error), settings)) from None
     name = getattr(made, "policy", None)
     if name is not None and name not in POLICIES:
         raise ValueError(f"there is no policy {name!r}; there are {', '.join(sorted(POLICIES))}")
     return made
+
+
+def _named(said: str, settings: Mapping[str, Any]) -> str:
+    """With the value beside the field that is named in the end: ``... - at `$.hardware.nic```."""
+    limit, at, path = said.partition(" - at `$.")
+    value: Any = settings
+    for name in path.rstrip("`").split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return f"{path.rstrip('`')}: {value!r}: {limit}" if at and value is not None else said
 
 
 def run(

@@ -62,8 +62,9 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ``overtake``: a prompt may be overtaken by those that come up to so many times its own compute after it, within its
     objective (:func:`urgency.due`); 0: by age alone. ``thrift``: long prompts are let in only where they wait less
     (:func:`urgency.latest`).
-    ``index_delay``, ``control_delay``: until the index knows of a change, and a message's way. ``report_every``:
-    between two load reports of an instance. ``ttft_slo``, ``tbt_slo``: what is not expected to meet them is refused.
+    ``index_delay``, ``control_delay``: until the index knows of a change, and from arrival to prefill beside queueing.
+    ``handover``: from first token and last KV until the sequence may join a batch. ``report_every``: between two load
+    reports of an instance. ``ttft_slo``, ``tbt_slo``: what is not expected to meet them is refused.
     ``patience``: how long a request without room asks again before it is refused.
     """
 
@@ -82,6 +83,7 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     thrift: Annotated[float, Meta(ge=0)] = 0.0
     index_delay: Annotated[float, Meta(ge=0)] = 0.005
     control_delay: Annotated[float, Meta(ge=0)] = 0.001
+    handover: Annotated[float, Meta(ge=0)] = 0.0
     report_every: Annotated[float, Meta(gt=0)] = 1.0
     expected_output: Annotated[int, Meta(ge=1)] = 256
     max_batch: Annotated[int, Meta(ge=1)] = 256

@@ -14,7 +14,18 @@ from typing import Any
 from shared.errors import MooncakeError
 from shared.workload.arrivals import spread
 from shared.workload.trace import TraceRequest, read_trace
-from simulator.figures import bandwidth, beyond, capacity, effective, overload, policies, pool, ratio, stages
+from simulator.figures import (
+    assumptions,
+    bandwidth,
+    beyond,
+    capacity,
+    effective,
+    overload,
+    policies,
+    pool,
+    ratio,
+    stages,
+)
 from simulator.figures.page import page, stem
 from simulator.trace_stats import trace_stats
 
@@ -29,6 +40,7 @@ FIGURES = (
     bandwidth.FIGURE,
     stages.FIGURE,
     ratio.FIGURE,
+    assumptions.FIGURE,
     beyond.FIGURE,
     overload.FIGURE,
 )

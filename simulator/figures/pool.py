@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shared.workload.trace import TraceRequest
 from simulator.cluster import Cluster
 from simulator.figures.figure import PAPER_CLUSTER, Figure, Known, Traces, markdown
 from simulator.plots import COLOURS, PAPER, bars, figure
@@ -65,21 +67,22 @@ def text(data: dict[str, Any]) -> str:
 
 
 def compute_replicas(traces: Traces, known: Known) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, trace in traces.items():
-        asked = Counter(block for request in trace for block in request.hash_ids)
-        ranked = [block for block, _ in asked.most_common(max(RANKS))]
-        samples: dict[str, list[int]] = {str(rank): [] for rank in RANKS}
+    return {name: replicas_of(trace, PAPER_CLUSTER)[0] for name, trace in traces.items()}
 
-        def look(cluster: Cluster, samples: dict[str, list[int]] = samples, ranked: list[int] = ranked) -> None:
-            for rank in RANKS:
-                samples[str(rank)].append(cluster.replicas(ranked[rank - 1]) if len(ranked) >= rank else 0)
 
-        cluster = Cluster(read(PAPER_CLUSTER, ClusterSettings))
-        cluster.every(EVERY, look)
-        cluster.run(trace)
-        found[name] = samples
-    return found
+def replicas_of(trace: Sequence[TraceRequest], settings: dict[str, Any]) -> tuple[dict[str, list[int]], dict[str, Any]]:
+    """Rank -> on how many nodes that block is, every 30 s; and the run's report."""
+    asked = Counter(block for request in trace for block in request.hash_ids)
+    ranked = [block for block, _ in asked.most_common(max(RANKS))]
+    samples: dict[str, list[int]] = {str(rank): [] for rank in RANKS}
+
+    def look(cluster: Cluster) -> None:
+        for rank in RANKS:
+            samples[str(rank)].append(cluster.replicas(ranked[rank - 1]) if len(ranked) >= rank else 0)
+
+    cluster = Cluster(read(settings, ClusterSettings))
+    cluster.every(EVERY, look)
+    return samples, report(cluster.run(trace))
 
 
 BESIDE = 0.06

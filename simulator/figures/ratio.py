@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from shared.workload.trace import TraceRequest
 from simulator.figures.figure import PAPER_CLUSTER, Figure, Known, Traces, markdown
 from simulator.plots import COLOURS, PAPER, figure, from_zero
 from simulator.report import effective, report
 from simulator.runs import run
 
 NODES = 16
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 PREFILL = range(5, 12)
 PAPERS = {
     "effective": (0.777, 0.972, 0.991, 0.990, 0.992, 0.984, 0.861),
@@ -20,19 +24,16 @@ PAPERS = {
 
 
 def compute(traces: Traces, known: Known) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for prefill in PREFILL:
-        requests = run(PAPER_CLUSTER | {"prefill": prefill, "decode": NODES - prefill}, traces["synthetic"])
-        figures = report(requests)
-        found[f"{prefill}P{NODES - prefill}D"] = {
-            "effective": effective(requests, 0.1, 10.0),
-            "effective_without_landing": sum(one.ttft <= 10 and one.tbt_decode <= 0.1 for one in requests)
-            / len(requests),
-            "ttft_mean_s": figures["ttft_mean_s"],
-            "tbt_mean_s": figures["tbt_mean_s"],
-            "tbt_without_landing_s": figures["tbt_without_landing_s"],
-        }
-    return found
+    return {f"{prefill}P{NODES - prefill}D": figures_of(traces["synthetic"], prefill) for prefill in PREFILL}
+
+
+def figures_of(trace: Sequence[TraceRequest], prefill: int, settings: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
+    """Of that many prefill nodes out of sixteen, with these settings beside the paper's."""
+    requests = run(PAPER_CLUSTER | {"prefill": prefill, "decode": NODES - prefill, **settings}, trace)
+    figures, count = report(requests), len(requests)
+    met = sum(one.ttft <= 10 and one.tbt_decode <= 0.1 for one in requests)
+    kept = {key: figures[key] for key in ("ttft_mean_s", "tbt_mean_s", "tbt_without_landing_s")}
+    return {"effective": effective(requests, 0.1, 10.0), "effective_without_landing": met / count, **kept}
 
 
 def draw(data: dict[str, Any], path: Path) -> None:

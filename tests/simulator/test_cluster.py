@@ -47,6 +47,7 @@ settings = st.builds(
     decode_cache=st.booleans(),
     overtake=st.sampled_from([0.0, 4.0]),
     thrift=st.sampled_from([0.0, 10.0]),
+    handover=st.sampled_from([0.0, 0.02]),
     index_delay=st.sampled_from([0.0, 0.005, 2.0]),
     failures=st.sampled_from(
         [(), (Failure("prefill-0", 1.0, 3.0),), (Failure("decode-0", 2.0, 4.0), Failure("prefill-1", 2.5, 1.0))]
@@ -236,3 +237,10 @@ def test_under_overload_thrift_serves_as_many_sooner_and_lets_in_long_ones_when_
     assert len(thrifty) >= len(plain) and all(one.ttft <= 10.0 for one in thrifty)
     assert sum(one.ttft for one in thrifty) < 0.6 * sum(one.ttft for one in plain)
     assert thrifty[1].trace.input_tokens == 64 * BLOCK
+
+
+def test_a_handover_is_paid_once_before_the_second_token() -> None:
+    one = TraceRequest(0.0, 4 * BLOCK, 20, (0, 1, 2, 3))
+    (plain,), (slow,) = (run({"handover": seconds, "control_delay": 0.0}, [one]) for seconds in (0.0, 0.5))
+    assert slow.ttft == plain.ttft
+    assert slow.finished - plain.finished == pytest.approx(0.5, abs=1e-6)
