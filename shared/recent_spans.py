@@ -6,7 +6,7 @@ Bounded in traces, in spans of a trace, and in names; nothing of it is ever wait
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -26,6 +26,17 @@ NAMES = 4
 """Names of a request, for each trace that is kept."""
 
 
+STATUS = "http.response.status_code"
+REFUSED = (429, 503)
+"""Statuses of requests that nobody was given. Under overload most are, and what people look for is the others."""
+
+REFUSED_SHARE = 4
+"""One in so many of the traces that are kept may be of a refusal."""
+
+APART_NS = 1_000_000_000
+"""Of refusals that are not among the last ones, those stay that came so long after the one before."""
+
+
 class Root(NamedTuple):
     """A request's own span, hexadecimal."""
 
@@ -35,14 +46,17 @@ class Root(NamedTuple):
 
 class RecentSpans(SpanProcessor):
     """``traces``: how many are kept, those without a new span for longest are forgotten first; fewer, where they are
-    long. ``export`` takes a span to the backend; None where there is none. Thread-safe."""
+    long. Refusals are a share of them at most: the last ones, and some of those before. ``export`` takes a span to the
+    backend; None where there is none. Thread-safe."""
 
     def __init__(self, traces: int, export: Callable[[ReadableSpan], object] | None = None) -> None:
         self._limit = traces
         self._export = export
         self._traces: OrderedDict[int, deque[ReadableSpan]] = OrderedDict()
         self._names: OrderedDict[str, SpanContext] = OrderedDict()
+        self._called: defaultdict[int, list[str]] = defaultdict(list)
         self._kept: OrderedDict[int, None] = OrderedDict()
+        self._refused: list[tuple[int, int]] = []  # (end in ns, trace), in the order of the ends
         self._spans = 0
         self._most = max(USUAL_SPANS * traces, MAX_SPANS)
         self._lock = threading.Lock()
@@ -62,6 +76,8 @@ class RecentSpans(SpanProcessor):
             late = context.trace_id in self._kept and not context.trace_flags.sampled
             if is_of_a_request(span):
                 self._remember(context.trace_id, span)
+                if span.kind is SpanKind.SERVER:
+                    self._sort(context.trace_id, span.end_time or 0)
         if late:
             self._send([span])
 
@@ -71,15 +87,43 @@ class RecentSpans(SpanProcessor):
         kept.append(span)
         self._traces.move_to_end(trace)
         while len(self._traces) > self._limit or self._spans > self._most:
-            _, forgotten = self._traces.popitem(last=False)
-            self._spans -= len(forgotten)
+            self._forget(next(iter(self._traces)))
+
+    def _sort(self, trace: int, end: int) -> None:
+        """Whether all that is known of a trace are refusals: the client may have named it for what it asked again."""
+        self._refused = [one for one in self._refused if one[1] in self._traces and one[1] != trace]
+        if all(is_refused(span) for span in self._traces.get(trace, ()) if span.kind is SpanKind.SERVER):
+            self._refused.append((end, trace))
+        if len(self._refused) > max(self._limit // REFUSED_SHARE, 1):
+            gone = self._refused.pop(self._least())[1]
+            self._forget(gone)
+            for name in self._called.pop(gone, ()):  # or names of refusals push out others'
+                del self._names[name]
+
+    def _least(self) -> int:
+        """Which refusal goes. Half of the room is for the last ones; of those before, who is far enough from the one
+        before stays, so that a minute of them is left and not a second."""
+        last = len(self._refused) // 2
+        close = self._refused[last][0] - self._refused[last - 1][0] < APART_NS
+        return last if close else 0
+
+    def _forget(self, trace: int) -> None:
+        self._spans -= len(self._traces.pop(trace, ()))
 
     def name(self, name: str, root: SpanContext) -> None:
         """``name``, a request's id, stands for the span ``root`` from now on."""
         with self._lock:
+            self._unname(name)
             self._names[name] = root
-            self._names.move_to_end(name)
-            _shrink(self._names, NAMES * self._limit)
+            self._called[root.trace_id].append(name)
+            while len(self._names) > NAMES * self._limit:
+                self._unname(next(iter(self._names)))
+
+    def _unname(self, name: str) -> None:
+        if (root := self._names.pop(name, None)) is not None:
+            self._called[root.trace_id].remove(name)
+            if not self._called[root.trace_id]:
+                del self._called[root.trace_id]
 
     def named(self, name: str) -> Root | None:
         """What ``name`` stands for; None where it is not known or forgotten."""
@@ -115,6 +159,11 @@ class RecentSpans(SpanProcessor):
 def is_of_a_request(span: ReadableSpan) -> bool:
     """Work that several share makes traces of its own: those would push the requests' out."""
     return span.parent is not None or span.kind is SpanKind.SERVER
+
+
+def is_refused(span: ReadableSpan) -> bool:
+    """A request's own span, which says so."""
+    return span.kind is SpanKind.SERVER and (span.attributes or {}).get(STATUS) in REFUSED
 
 
 def _shrink(kept: OrderedDict[Any, Any], limit: int) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, AlwaysRecordSampler, Sampler
-from opentelemetry.trace import Span, SpanKind, Tracer
+from opentelemetry.trace import Span, SpanKind, Tracer, set_span_in_context
 
 from shared.recent_spans import MAX_SPANS, USUAL_SPANS, RecentSpans
 
@@ -56,6 +58,61 @@ def test_a_name_given_before_the_first_span_has_ended_stands() -> None:
             with tracer.start_as_current_span("root", context=Context(), kind=SpanKind.SERVER) as quick:
                 spans.name(f"quick-{i}", quick.get_span_context())
     assert spans.named("slow") == (hexed(slow), format(slow.get_span_context().span_id, "016x"))
+
+
+def refused(tracer: Tracer, spans: RecentSpans, name: str, status: int = 429, at: int = 0) -> str:
+    """A request that has this status, ``at`` so many milliseconds; its trace."""
+    root = tracer.start_span("root", context=Context(), kind=SpanKind.SERVER, start_time=at * 1_000_000)
+    spans.name(name, root.get_span_context())
+    tracer.start_span("schedule", context=set_span_in_context(root), start_time=at * 1_000_000).end(at * 1_000_000)
+    root.set_attribute("http.response.status_code", status)
+    root.end(at * 1_000_000)
+    return hexed(root)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_refusals_push_out_no_other_request(status: int) -> None:
+    """Nor its names, however many of them there are; the last ones are found."""
+    tracer, spans, _ = recording(64)
+    served = [refused(tracer, spans, f"served-{i}", 200) for i in range(40)]
+    for i in range(5000):
+        refused(tracer, spans, f"refused-{i}", status, at=20 * i)
+    assert all(spans.records(trace) for trace in served)
+    assert all(spans.named(f"served-{i}") for i in range(40))
+    assert all(spans.named(f"refused-{i}") for i in range(5000 - 8, 5000))
+    assert len(spans) == 2 * (40 + 16)
+    assert len(spans._names) == 40 + 16 and not set(spans._called) - spans._traces.keys()
+
+
+def test_of_refusals_before_the_last_ones_those_stay_that_are_apart() -> None:
+    tracer, spans, _ = recording(64)
+    made = [refused(tracer, spans, f"{i}", at=20 * i) for i in range(2000)]  # 50 a second
+    left = [20 * i for i, trace in enumerate(made) if spans.records(trace)]
+    assert len(left) == 16 and left[-8:] == [20 * i for i in range(1992, 2000)]
+    assert all(later - sooner >= 1000 for sooner, later in pairwise(left[:8]))
+
+
+def test_a_few_refusals_all_stay() -> None:
+    tracer, spans, _ = recording(64)
+    made = [refused(tracer, spans, f"{i}", at=i) for i in range(16)]
+    assert all(spans.records(trace) for trace in made)
+
+
+def test_a_trace_in_which_a_retry_was_served_is_no_refusal() -> None:
+    """A client may send both under one ``traceparent``, in either order."""
+    tracer, spans, _ = recording(64)
+    found = []
+    for statuses in ((429, 200), (200, 429)):
+        parent = tracer.start_span("client", kind=SpanKind.CLIENT, context=Context())
+        found.append(hexed(parent))
+        for status in statuses:
+            with tracer.start_as_current_span(
+                "root", context=set_span_in_context(parent), kind=SpanKind.SERVER
+            ) as root:
+                root.set_attribute("http.response.status_code", status)
+    for i in range(100):
+        refused(tracer, spans, f"{i}", at=20 * i)
+    assert all(len(spans.records(trace)) == 2 for trace in found)
 
 
 def test_what_several_share_pushes_no_request_out() -> None:
