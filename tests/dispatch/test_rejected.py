@@ -35,6 +35,15 @@ def test_a_promise_to_somebody_else_is_named_as_such() -> None:
     )
 
 
+def test_what_thrift_allows_is_not_called_the_objective() -> None:
+    error = rejected(Rejection("ttft", ttft=0.3, limit=0.2), 0.1, WANTED)
+    assert error.message == (
+        "ttft: the first token would take 0.3 s, the objective is 0.4 s, "
+        "of which 'admission_thrift' allows a prompt of this length 0.2 s"
+    )
+    assert isinstance(error, Contended) and (error.predicted_ms, error.limit_ms) == (300, 200)
+
+
 def test_what_is_no_contention_is_none() -> None:
     assert isinstance(rejected(Rejection("does_not_fit"), wanted=WANTED), DoesNotFit)
     assert isinstance(rejected(Rejection("no_decode")), Unavailable)

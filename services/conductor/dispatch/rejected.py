@@ -19,7 +19,9 @@ def rejected(rejection: Rejection, retry: float = 1.0, wanted: Objectives | None
         case "no_prefill" | "no_decode":
             return Unavailable(f"{reason}: no instance to serve the request", field=reason, retry_after_ms=1000)
         case "ttft" if wanted:
-            why = late("the first token", rejection.predicted, rejection.limit)
+            why = late("the first token", rejection.predicted, wanted.ttft)
+            if rejection.limit < wanted.ttft:
+                why += f", of which 'admission_thrift' allows a prompt of this length {rejection.limit:.3g} s"
         case "tbt" if wanted:
             why = late("the time between tokens", rejection.predicted, rejection.limit)
             if rejection.limit < wanted.tbt:
