@@ -97,11 +97,13 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Submit(AttemptMessage, frozen=True, kw_only=True, tag="submit"):
     """To prefill. ``fetch_blocks``: the prefix length the scheduler planned to have from the store (0: compute).
+    ``prefix_blocks``: what it expects to be there, from wherever, when the prompt's turn comes: a hint, for reports.
     Answer: :class:`Accepted` or :class:`RefusedReply`. Repeated until answered (``ask_again``)."""
 
     admission: Admission
     decode: Ref
     fetch_blocks: int = 0
+    prefix_blocks: int = 0
 
 
 class Admit(AttemptMessage, frozen=True, kw_only=True, tag="admit"):

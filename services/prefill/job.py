@@ -35,6 +35,7 @@ class PrefillJob(Job):
         self.streamer = Streamer(self.store, self.owner, service.settings.stream_timeout_s)
         self.arrived = service.now()
         self.computed = 0
+        self._expected = submit.prefix_blocks
         self._commits: list[asyncio.Task[None]] = []
         self._complete: set[int] = set()
         self._late: set[int] = set()
@@ -57,18 +58,25 @@ class PrefillJob(Job):
     async def _find_prefix(self) -> None:
         with span("fetch", blocks=self.submit.fetch_blocks) as current:
             await self.blocks.find()
-            self._progress()
+            self.progress()
             sources = [s for s in self.submit.admission.sources if s.agent != self.store.agent.id]
             ids = [s.agent for s in sorted(sources, key=lambda s: -s.blocks)]
             async with self.service.fetching:
                 await self.blocks.fetch(self.submit.fetch_blocks, ids, self.service.settings.fetch_timeout_s)
-            self._progress()
+            if self.submit.fetch_blocks:
+                self._expected = 0
+            self.progress()
             current.set_attribute("mooncake.ready_blocks", len(self.blocks.ready))
 
-    def _progress(self) -> None:
-        size = self.prompt.block_size
-        done = min(len(self.blocks.ready) * size, len(self.prompt) - 1)
-        self.service.queue.progress(self.key, done + self.computed)
+    @property
+    def done(self) -> int:
+        """Tokens that are not to be computed any more. Until it is known what is there, what the scheduler expects
+        counts: who would report a prompt as not cached at all until it was looked for, would seem full after each."""
+        blocks = max(len(self.blocks.ready), self._expected)
+        return min(blocks * self.prompt.block_size, len(self.prompt) - 1) + self.computed
+
+    def progress(self) -> None:
+        self.service.queue.progress(self.key, self.done)
 
     # -- compute and stream ------------------------------------------------------------------------------------
 
@@ -115,6 +123,7 @@ class PrefillJob(Job):
     async def _compute(self, group: asyncio.TaskGroup) -> Drawn:
         """Chunk by chunk; the last one draws."""
         self._stream_whole(await self.blocks.reserve())
+        self._expected = 0
         done, drawn, tokens, size = 0, None, len(self.prompt), self.prompt.block_size
         while step := next_step(self.blocks.state, done, tokens, size, self.service.settings.prefill_chunk):
             if isinstance(step, Await):
@@ -148,7 +157,7 @@ class PrefillJob(Job):
     def _chunk_done(self, chunk: Chunk, group: asyncio.TaskGroup) -> None:
         self.computed += chunk.tokens
         self.service.chunk_done(chunk.tokens)
-        self._progress()
+        self.progress()
         size = self.prompt.block_size
         filled = [i for i in chunk.filled(size) if self.blocks.state[i] is Block.OURS]
         self._commits.append(group.create_task(self._commit(filled)))

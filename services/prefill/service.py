@@ -74,7 +74,8 @@ class Prefill(Instance[PrefillJob]):
             now = self.now()
             self.table.accept(key, admission.gateway, Phase.QUEUED, admission.lists, now)
             job = PrefillJob(self, message, prompt, now - admission.age_ms / 1000)
-            self.queue.join(key, due_at(now, admission.deadline_ms, admission.priority), job.born, len(prompt))
+            due = due_at(now, admission.deadline_ms, admission.priority)
+            self.queue.join(key, due, job.born, len(prompt), job.done)
             self.launch(job)
         else:
             self.table.accept(key, admission.gateway, Phase.QUEUED, admission.lists, self.now())

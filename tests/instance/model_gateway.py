@@ -22,6 +22,7 @@ from shared.messages import (
     Gone,
     LiveList,
     LiveReply,
+    Load,
     Output,
     Ref,
     RefusedReply,
@@ -99,6 +100,8 @@ class Gateway:
         self.acked: list[tuple[str, int]] = []
         self.names = itertools.count(1)
         self.events: list[str] = []
+        self.loads: dict[str, Load] = {}
+        """Instance -> its load when it last accepted something."""
 
     async def start(self) -> None:
         await self.bus.serve(self.ref.id, self.handle)
@@ -154,11 +157,13 @@ class Gateway:
         *,
         pairs: Sequence[tuple[int, int]] = ((0, 0),),
         fetch: int = 0,
+        expected: int = 0,
         sources: Sequence[Source] = (),
         attempts: int = 30,
         name: str = "",
     ) -> Answer:
-        """A whole request, migrating as often as it must; ``pairs`` are (prefill, decode) to use in turn."""
+        """A whole request, migrating as often as it must; ``pairs`` are (prefill, decode) to use in turn;
+        ``expected``: blocks that are said to be there."""
         request, delivered, errors = name or f"r{next(self.names)}", list[Output](), list[str]()
         usage: Usage | None = None
         for attempt in range(1, attempts + 1):
@@ -168,7 +173,7 @@ class Gateway:
             sent = np.array([*tokens, *(o.token for o in delivered)], dtype=np.uint32)
             admission = self.admission(sent, len(tokens), sampling, sources)
             try:
-                await self.attempt(stream, admission, fetch)
+                await self.attempt(stream, admission, fetch, expected)
                 return Answer(
                     [o.token for o in delivered], delivered[-1].finish, stream.usage or usage, attempt, errors
                 )
@@ -185,10 +190,14 @@ class Gateway:
     def header(self, stream: Stream, target: Ref) -> dict[str, Any]:
         return {"sender": self.ref, "target": target, "request": stream.request, "attempt": stream.attempt}
 
-    async def attempt(self, stream: Stream, admission: Admission, fetch: int) -> None:
+    async def attempt(self, stream: Stream, admission: Admission, fetch: int, expected: int) -> None:
         admit = Admit(**self.header(stream, stream.decode), admission=admission, prefill=stream.prefill)
         submit = Submit(
-            **self.header(stream, stream.prefill), admission=admission, decode=stream.decode, fetch_blocks=fetch
+            **self.header(stream, stream.prefill),
+            admission=admission,
+            decode=stream.decode,
+            fetch_blocks=fetch,
+            prefix_blocks=expected,
         )
         asks = [asyncio.ensure_future(self.ask(stream, m)) for m in (admit, submit)]
         try:
@@ -208,6 +217,8 @@ class Gateway:
                 continue
             if isinstance(answer, Accepted):
                 stream.accepted.add(message.target.id)
+                if answer.load is not None:
+                    self.loads[message.target.id] = answer.load
             elif isinstance(answer, RefusedReply):
                 stream.leave(answer.error.code)
             return

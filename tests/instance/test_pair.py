@@ -29,6 +29,27 @@ def test_cold_and_warm_at_block_boundaries(kit: Any, length: int) -> None:
     kit.run(main())
 
 
+@pytest.mark.parametrize(("warm", "expected"), [(True, 6), (True, 0), (False, 6), (False, 99)])
+def test_who_accepts_a_prompt_reports_what_is_expected_to_be_computed(kit: Any, warm: bool, expected: int) -> None:
+    """What is not cached is only known later, and by then the report has been read. Whatever was expected, what is
+    there is what counts for the answer, and nothing is left of it."""
+
+    async def main() -> None:
+        async with kit.mesh() as mesh:
+            tokens, sampling = kit.tokens(100), kit.greedy(8)
+            if warm:
+                await mesh.gateway.run(tokens, sampling)
+            answer = await mesh.gateway.run(tokens, sampling, expected=expected)
+            assert (answer.tokens, answer.attempts) == (mesh.expect(tokens, sampling), 1)
+            assert answer.usage and answer.usage.cached_tokens == (96 if warm else 0)
+            reported = mesh.gateway.loads[mesh.prefills[0].ref.id]
+            assert reported.queued_tokens == {6: 4, 0: 100, 99: 1}[expected]
+            await mesh.quiet()
+            assert mesh.prefills[0].load().queue_ms == 0
+
+    kit.run(main())
+
+
 def test_prefix_fetched_from_another_node(kit: Any) -> None:
     async def main() -> None:
         async with kit.mesh(prefills=2, decodes=2) as mesh:

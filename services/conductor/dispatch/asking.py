@@ -56,6 +56,7 @@ class Letters:
             admission=self._admission(age, deadline),
             decode=self._placement.decode,
             fetch_blocks=self._placement.decision.fetch_blocks,
+            prefix_blocks=self._placement.decision.prefix_blocks,
         )
 
     def admit(self, age: float, deadline: float) -> Admit:
