@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-SUITES = ("conductors", "gateway", "overload", "prefix", "split", "streams", "tracing")
+SUITES = ("conductors", "gateway", "keeper", "overload", "prefix", "split", "streams", "tracing")
 
 
 ALONE = ("fidelity", "order", "prediction", "replay", "simulator")
@@ -37,6 +37,7 @@ def main() -> None:
         help="each lasts; loads of overload a third of it (default 60)",
     )
     parser.add_argument("--rate", type=float, default=4.0, help="tokens a second of each of them (default 4)")
+    parser.add_argument("--add", action="store_true", help="conductors, keeper: to the samples of earlier runs")
     options = parser.parse_args()
     if unknown := set(options.suites) - set(SUITES):
         parser.error(f"no such suite: {', '.join(sorted(unknown))} (of {', '.join(SUITES)})")
@@ -52,7 +53,7 @@ def run_alone(suite: str, arguments: list[str]) -> None:
 
 
 async def run(suite: str, path: str, model: str, options: argparse.Namespace) -> None:
-    from benchmarks import conductors, gateway, overload, prefix, report, split, streams, tracing
+    from benchmarks import conductors, gateway, keeper, overload, prefix, report, split, streams, tracing
     from shared.model import served_name
 
     rounds: int = options.rounds
@@ -60,7 +61,11 @@ async def run(suite: str, path: str, model: str, options: argparse.Namespace) ->
     if suite == "gateway":
         report.write("gateway", await gateway.measure(path, 40 * rounds))
     elif suite == "conductors":
-        report.write("conductors", await conductors.measure(path, max(1, rounds // 2)))
+        before = report.earlier("conductors") if options.add else {}
+        report.write("conductors", await conductors.measure(path, max(1, rounds // 2), before))
+    elif suite == "keeper":
+        before = report.earlier("keeper") if options.add else {}
+        report.write("keeper", await keeper.measure(path, max(1, rounds // 2), before))
     elif suite == "overload":
         report.write("overload", await overload.measure(path, served_name(path), options.seconds / 3))
     elif suite == "prefix":

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks import loaded
 from benchmarks.processes import MOONCAKE, Mesh
-from benchmarks.report import Row, row
+from benchmarks.report import Row, Samples, row
 
 PREFILLS, DECODES = 4, 2
 SLO_TTFT_MS, SLO_TBT_MS = 2000, 200
@@ -53,8 +53,6 @@ CONTENDERS = (
     Contender("2 conductors", 2, BOTH),
     Contender("1 conductor, no keeper", 1, {"1 hot prefix": ONE}, hot_rate=0.0),
 )
-Samples = dict[tuple[str, str], list[float]]
-"""(what, contender) -> one of each round."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +75,13 @@ class Served:
 
 
 @contextlib.contextmanager
-def several(path: str, conductors: int, hot_rate: float) -> Iterator[Mesh]:
+def several(
+    path: str, conductors: int, hot_rate: float, policy: str = "global_cache", pool: str = POOL
+) -> Iterator[Mesh]:
     """A mesh of simulated instances with so many conductors."""
     counts = ("--conductors", str(conductors), "--prefill", str(PREFILLS), "--decode", str(DECODES))
-    engine = ("--engine", "simulated", "--model", path, "--context-length", "16384", "--pool-bytes", POOL)
-    slos = ("--slo-ttft-ms", str(SLO_TTFT_MS), "--slo-tbt-ms", str(SLO_TBT_MS))
+    engine = ("--engine", "simulated", "--model", path, "--context-length", "16384", "--pool-bytes", pool)
+    slos = ("--slo-ttft-ms", str(SLO_TTFT_MS), "--slo-tbt-ms", str(SLO_TBT_MS), "--policy", policy)
     with loaded.started({**ENGINE, "MOONCAKE_HOT_RATE": str(hot_rate)}, *counts, *engine, *slos) as running:
         yield running
 
@@ -117,11 +117,11 @@ def settled(running: Mesh, conductors: int, seconds: float = 30.0) -> Served:
     return found
 
 
-async def load(running: Mesh, shape: tuple[str, ...], rate: float, seconds: float, salt: int) -> Any:
-    """Figures of ``mooncake load``. Raises RuntimeError with what it says where it fails."""
+async def load(running: Mesh, shape: tuple[str, ...], rate: float, seconds: float, salt: int, *more: str) -> Any:
+    """Figures of ``mooncake load``; ``more`` of its flags. Raises RuntimeError with what it says where it fails."""
     ends = ("--rate", str(rate), "--duration", str(seconds), "--salt", str(salt), "--seed", str(salt), "--json")
     slos = ("--slo-ttft-ms", str(SLO_TTFT_MS), "--slo-tbt-ms", str(SLO_TBT_MS))
-    command = (str(MOONCAKE), "load", "--url", running.url, "--generate", "hot-prefix", *shape, *slos, *ends)
+    command = (str(MOONCAKE), "load", "--url", running.url, "--generate", "hot-prefix", *shape, *slos, *ends, *more)
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
     out, said = await child.communicate()
@@ -130,10 +130,10 @@ async def load(running: Mesh, shape: tuple[str, ...], rate: float, seconds: floa
     return json.loads(out)
 
 
-async def measure(path: str, rounds: int) -> list[Row]:
-    """All contenders in turn, a mesh for each, the other way round every other time."""
-    samples: Samples = {}
-    for number in range(rounds):
+async def measure(path: str, rounds: int, samples: Samples) -> list[Row]:
+    """All contenders in turn, a mesh for each, the other way round every other time. ``samples``: of earlier runs."""
+    before = max(map(len, samples.values()), default=0)
+    for number in range(before, before + rounds):
         for contender in CONTENDERS if number % 2 == 0 else reversed(CONTENDERS):
             await sample(path, contender, number, samples)
     return rows(samples)
@@ -166,6 +166,8 @@ async def sample(path: str, contender: Contender, number: int, samples: Samples)
 def rows(samples: Samples) -> list[Row]:
     """In the order in which it was seen first."""
     found = [row(what, who, values, unit_of(what)) for (what, who), values in samples.items()]
+    for one, values in zip(found, samples.values(), strict=True):
+        one.samples = values
     found[0].note = f"load average {os.getloadavg()[0]:.1f}"
     return found
 

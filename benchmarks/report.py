@@ -22,7 +22,7 @@ RESULTS = Path(__file__).parent / "results"
 class Row:
     """One line of a result. ``value`` is the median of ``n`` samples (None: not run, ``note`` says why); ``cpu_s`` is
     CPU seconds per sample of all processes of the contender, where it was taken. ``budget``: the least (or the most)
-    that ``value`` should be, and whether it is (``met``)."""
+    that ``value`` should be, and whether it is (``met``). ``samples``: where later runs add to them."""
 
     what: str
     contender: str
@@ -34,6 +34,7 @@ class Row:
     note: str = ""
     budget: float | None = None
     met: bool | None = None
+    samples: list[float] | None = None
 
     def least(self, budget: float) -> Row:
         """``value`` should be no less."""
@@ -54,6 +55,17 @@ def row(
         return Row(what, contender, None, unit, note=note or "not run")
     cuts = statistics.quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else [samples[0]] * 3
     return Row(what, contender, statistics.median(samples), unit, len(samples), [cuts[0], cuts[2]], cpu_s, note)
+
+
+Samples = dict[tuple[str, str], list[float]]
+"""(what, contender) -> one of each round."""
+
+
+def earlier(name: str) -> Samples:
+    """What runs before this one have seen, where they kept it: a long measurement may be made in pieces."""
+    path = RESULTS / f"{name}.json"
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    return {(r["what"], r["contender"]): list(r["samples"]) for r in rows if "samples" in r}
 
 
 def save(name: str, rows: Sequence[Row]) -> None:
@@ -106,9 +118,9 @@ def write(name: str, rows: Sequence[Row]) -> None:
 
 
 def _bare(r: Row) -> dict[str, object]:
-    """Without the budget where there is none."""
-    fields = asdict(r)
-    return fields if r.budget is not None else {k: v for k, v in fields.items() if k not in ("budget", "met")}
+    """Without the budget and the samples where there are none."""
+    optional = ("budget", "met", "samples")
+    return {name: value for name, value in asdict(r).items() if name not in optional or value is not None}
 
 
 def _processor() -> str:
