@@ -41,7 +41,9 @@ class AtOnce:
     def readiness(self) -> Readiness:
         return Readiness(True)
 
-    def consider(self, prompt_bytes: int, slo_ttft_ms: int = 0, ticket: int = 0, prompt_tokens: int = 0) -> None:
+    def consider(
+        self, prompt_bytes: int, slo_ttft_ms: int = 0, ticket: int = 0, prompt_tokens: int = 0, priority: int = 0
+    ) -> None:
         return None
 
     def cluster(self) -> dict[str, Any]:

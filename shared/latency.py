@@ -18,6 +18,16 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
+PRIORITY_S = 1.0
+"""Seconds by which a step of priority moves a deadline. It takes up a request's own slack and no more: nobody goes
+before one whose own deadline has come."""
+
+
+def due_in(left: float, priority: int) -> float:
+    """Seconds until a request is due at prefill, which orders its queue by that: its deadline, ``left`` seconds from
+    now, as moved by its priority (higher is more urgent)."""
+    return max(left - priority * PRIORITY_S, min(left, 0.0))
+
 
 class PrefillModel(msgspec.Struct, frozen=True):
     """Seconds to prefill a prompt of n tokens of which p are cached: base + linear*(n-p) + square*(n^2-p^2)."""

@@ -17,6 +17,7 @@ class Promise(msgspec.Struct, frozen=True, array_like=True, gc=False):
     decodes. ``blocks``: promised at decode; ``tokens``: that it will attend to. ``source``: agent of the planned fetch
     ("" without one), ``fetch_bytes`` from there within ``fetched_ms``. ``keys``: chain of the blocks that prefill will
     have. ``steps``: bits of :class:`Step`. ``tbt_ms``: what its client was promised between tokens (0: nothing).
+    ``due_ms``: what prefill orders it by, and ``by_ms``: when its first token was promised (0: nobody goes before it).
     """
 
     number: int
@@ -33,6 +34,8 @@ class Promise(msgspec.Struct, frozen=True, array_like=True, gc=False):
     keys: bytes = b""
     steps: int = 0
     tbt_ms: float = 0.0
+    due_ms: float = 0.0
+    by_ms: float = 0.0
 
 
 class Step(enum.IntFlag):

@@ -10,7 +10,7 @@ from shared.blocks import Namespace, Tokens
 from shared.messages import Output, Ref, Sampling, Usage
 
 BYTES_PER_TOKEN = 8
-"""Stage 0 assumes no more tokens than this allows: it may only refuse what is hopeless."""
+"""What stage 0 takes for likely. Nothing is refused by it: a body may be escapes, blanks or other fields."""
 
 
 @dataclass
@@ -71,9 +71,12 @@ class Dispatcher(Protocol):
 
     def readiness(self) -> Readiness: ...
 
-    def consider(self, prompt_bytes: int, slo_ttft_ms: int = 0, ticket: int = 0, prompt_tokens: int = 0) -> None:
+    def consider(
+        self, prompt_bytes: int, slo_ttft_ms: int = 0, ticket: int = 0, prompt_tokens: int = 0, priority: int = 0
+    ) -> None:
         """Stage 0 of admission, before tokenizing. ``prompt_bytes``: of the whole body; ``prompt_tokens``: so many has
-        its first prompt at least. Raises Contended (with retry_after_ms) or Unavailable."""
+        its first prompt at least; ``priority``: it is no more urgent (higher is). Raises Contended (with
+        retry_after_ms) or Unavailable."""
 
     def generate(self, generation: Generation) -> AsyncIterator[Token]:
         """Tokens until the one with a finish reason. Raises, before the first token: Contended, Unavailable,

@@ -11,19 +11,14 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
 from shared.instance.attempts import Key
-from shared.latency import PrefillModel
+from shared.latency import PrefillModel, due_in
 
 Place = tuple[float, float, Key]
-
-PRIORITY_S = 1.0
-"""Seconds by which a step of priority moves a deadline. It takes up a request's own slack and no more: nobody goes
-before one whose own deadline has come."""
 
 
 def due_at(now: float, deadline_ms: int, priority: int) -> float:
     """What a request is ordered by: when its first token is due, as moved by its priority (higher is more urgent)."""
-    left = deadline_ms / 1000
-    return now + max(left - priority * PRIORITY_S, min(left, 0.0))
+    return now + due_in(deadline_ms / 1000, priority)
 
 
 @dataclass

@@ -105,7 +105,9 @@ class FakeDispatcher:
     def readiness(self) -> Readiness:
         return self.state
 
-    def consider(self, prompt_bytes: int, slo_ttft_ms: int = 0, ticket: int = 0, prompt_tokens: int = 0) -> None:
+    def consider(
+        self, prompt_bytes: int, slo_ttft_ms: int = 0, ticket: int = 0, prompt_tokens: int = 0, priority: int = 0
+    ) -> None:
         self.considered.append(ticket)
         if self.refuse is not None:
             raise self.refuse

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.prefill.queue import PRIORITY_S, PrefillQueue, due_at
+from services.prefill.queue import PrefillQueue, due_at
 from services.prefill.turns import Turns
 from shared.instance.attempts import Key
-from shared.latency import PrefillModel
+from shared.latency import PRIORITY_S, PrefillModel
 
 MODEL = PrefillModel(0.01, 0.001, 0.0)
 A, B, C = ("a", 1), ("b", 1), ("c", 1)

@@ -72,7 +72,7 @@ class MeshDispatcher:
         self.roster = Roster(settings.suspect_after_s, settings.dead_after_s, settings.hung_after_s)
         ledger = Ledger(settings.link_rate)
         scheduler = Scheduler(policy(settings.policy, options), settings.admission_thrift)
-        placer = Placer(scheduler, ledger, self.roster, self.agents, matcher or NoIndex(), settings.expected_output)
+        placer = Placer(scheduler, ledger, self.roster, self.agents, matcher or NoIndex(), settings)
         teller = Teller(bus, settings.ask_timeout_s, settings.ask_patience_s, self._no_responders)
         tasks: set[asyncio.Task[Any]] = set()
         spawn = partial(spawn_in, tasks)
@@ -146,10 +146,13 @@ class MeshDispatcher:
         yield "no_prefill", PREFILL not in roles
         yield "no_decode", DECODE not in roles
 
-    def consider(self, prompt_bytes: int, slo_ttft_ms: int = 0, ticket: int = 0, prompt_tokens: int = 0) -> None:
+    def consider(
+        self, prompt_bytes: int, slo_ttft_ms: int = 0, ticket: int = 0, prompt_tokens: int = 0, priority: int = 0
+    ) -> None:
         self._require_service()
         blocks = -(-(prompt_tokens + 1) // self.namespace.block_size)
-        self.mesh.gatekeeper.consider(asyncio.get_running_loop().time(), prompt_bytes, slo_ttft_ms, ticket, blocks)
+        now = asyncio.get_running_loop().time()
+        self.mesh.gatekeeper.consider(now, prompt_bytes, slo_ttft_ms, ticket, prompt_tokens, blocks, priority)
 
     def _require_service(self) -> None:
         """Raises what keeps a new request from being served, the most telling first."""

@@ -10,7 +10,7 @@ from services.conductor.dispatch.rejected import late, rejected
 from services.conductor.dispatch.schedule_spans import refused_early
 from services.conductor.dispatch.settings import DispatchSettings
 from services.conductor.generation import BYTES_PER_TOKEN, Generation
-from services.conductor.scheduling import Kept, Lane, Ledger, Objectives, Rejection, Shortage, VirtualQueue
+from services.conductor.scheduling import Kept, Lane, Ledger, Objectives, Rejection, Shortage, Turn, VirtualQueue
 from services.conductor.scheduling.margin import Margin
 from services.conductor.scheduling.scheduler import leaving
 from shared.errors import Contended, MooncakeError, Unavailable
@@ -30,14 +30,25 @@ class Gatekeeper:
         self._queue = VirtualQueue()
         self._margin = Margin()
 
-    def consider(self, now: float, prompt_bytes: int, slo_ttft_ms: int, ticket: int, blocks: int) -> None:
-        """Stage 0, before tokenizing. ``blocks``: of KV that prompt and answer need at least. Raises Contended,
-        Unavailable."""
+    def consider(
+        self,
+        now: float,
+        prompt_bytes: int,
+        slo_ttft_ms: int,
+        ticket: int,
+        prompt_tokens: int,
+        blocks: int,
+        priority: int = 0,
+    ) -> None:
+        """Stage 0, before tokenizing. ``prompt_tokens``: it has no fewer (0: nothing is known); ``blocks``: of KV that
+        prompt and answer need at least; ``priority``: it is no more urgent. Raises Contended, Unavailable."""
         self._check_backlog()
-        tokens, allowed = prompt_bytes // BYTES_PER_TOKEN, (slo_ttft_ms or self._settings.slo_ttft_ms) / 1000
+        allowed = (slo_ttft_ms or self._settings.slo_ttft_ms) / 1000
         kept = self.kept(now, allowed, ticket)
         self._check_room(now, blocks, allowed, ticket, kept)
-        self._check_first_token(now, tokens, allowed, ticket, kept)
+        likely = max(prompt_tokens, prompt_bytes // BYTES_PER_TOKEN)
+        turn = Turn(allowed, self._settings.queue_overtake, priority)
+        self._check_first_token(now, prompt_tokens, likely, turn, ticket, kept)
 
     def _check_backlog(self) -> None:
         try:
@@ -55,8 +66,10 @@ class Gatekeeper:
         no_room = Rejection("no_room", shortage=leaving(self._ledger.decodes.view(now, ()), wanted))
         raise self.refuse(now, ticket, no_room, wanted)
 
-    def _check_first_token(self, now: float, tokens: int, allowed: float, ticket: int, kept: Kept) -> None:
-        found = self._ledger.prefills.soonest(tokens, now)
+    def _check_first_token(self, now: float, tokens: int, likely: int, turn: Turn, ticket: int, kept: Kept) -> None:
+        """``tokens`` are sure, and decide. ``likely``: by the size of the body, which says little (escapes, other
+        fields); only how long others will have to wait is judged by it."""
+        allowed, found = turn.objective, self._ledger.prefills.soonest(tokens, now, turn)
         if found is None:
             raise Unavailable("no_prefill: no instance takes new work", field="no_prefill", retry_after_ms=1000)
         first, least, model = found
@@ -65,7 +78,7 @@ class Gatekeeper:
             return
         self._count("stage0")
         refused_early("stage0", soonest, allowed, lambda: self._ledger.prefills.at_best(tokens, now, CLOSEST))
-        takes = min(model.seconds(tokens, 0), allowed) / self._ledger.prefills.opened  # more is never computed
+        takes = min(model.seconds(likely, 0), allowed) / self._ledger.prefills.opened  # more is never computed
         late_by = soonest - allowed if least <= allowed else math.inf
         retry = self._queue.refuse(now, ticket, Shortage(Lane.PREFILL, late_by, takes, allowed))
         why = late("the first token", soonest, allowed)

@@ -10,8 +10,9 @@ from services.conductor.dispatch import metrics
 from services.conductor.dispatch.matching import AgentTable, Matcher
 from services.conductor.dispatch.roster import Roster
 from services.conductor.dispatch.schedule_spans import describe
+from services.conductor.dispatch.settings import DispatchSettings
 from services.conductor.generation import Generation
-from services.conductor.scheduling import Ask, Booking, Decision, Kept, Ledger, Objectives, Rejection, Scheduler
+from services.conductor.scheduling import Ask, Booking, Decision, Kept, Ledger, Objectives, Rejection, Scheduler, Turn
 from services.conductor.scheduling.returning import NOTHING_KEPT
 from shared.messages import Ref
 from shared.records import PREFILL
@@ -31,14 +32,20 @@ class Placement:
 
 class Placer:
     def __init__(
-        self, scheduler: Scheduler, ledger: Ledger, roster: Roster, agents: AgentTable, matcher: Matcher, expected: int
+        self,
+        scheduler: Scheduler,
+        ledger: Ledger,
+        roster: Roster,
+        agents: AgentTable,
+        matcher: Matcher,
+        settings: DispatchSettings,
     ) -> None:
         self.matcher = matcher
         self.ledger = ledger
         self._scheduler = scheduler
         self._roster = roster
         self._agents = agents
-        self._expected = expected
+        self._settings = settings
 
     def place(
         self,
@@ -90,8 +97,13 @@ class Placer:
             blocks=keys // 16,
             block_size=namespace.block_size,
             block_bytes=namespace.geometry.slot_bytes,
-            expected_output=min(left, self._expected),
+            expected_output=min(left, self._settings.expected_output),
             waited=max(now - generation.arrived, 0.0),
+            turn=Turn(
+                (generation.slo_ttft_ms or self._settings.slo_ttft_ms) / 1000,
+                self._settings.queue_overtake,
+                generation.priority,
+            ),
         )
 
     def _book(self, decision: Decision, ask: Ask, keys: bytes, now: float) -> Placement:

@@ -68,7 +68,9 @@ class Ask:
         first = self.prompts[0]
         if isinstance(first, np.ndarray):
             return len(first)
-        texts = [first] if isinstance(first, str) else [turn["content"] or "" for turn in first]
+        texts = (
+            [first] if isinstance(first, str) else [turn["content"] for turn in first if turn["role"] != "assistant"]
+        )
         return sum(min(len(text) // BYTES_PER_TOKEN, len(text.split())) for text in texts)
 
     def check_ids(self, vocabulary: int) -> None:

@@ -256,6 +256,11 @@ def _value_at(path: str, raw: bytes) -> str:
         return "another value"
 
 
+def most_urgent(raw: bytes) -> int:
+    """The highest priority (higher is more urgent) that a body may have which nobody has parsed."""
+    return MAX_PRIORITY if b"priority" in raw or b"\\u" in raw else 0
+
+
 def clip(text: str, limit: int = 64) -> str:
     """``text`` short enough to be said back to a client, on one line."""
     line = "".join(c if c.isprintable() else "?" for c in text[: limit + 1])

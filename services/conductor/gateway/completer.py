@@ -14,7 +14,7 @@ from aiohttp import web
 from services.conductor.gateway import metrics
 from services.conductor.gateway.answer import Answer
 from services.conductor.gateway.ask import Ask
-from services.conductor.gateway.body import clip
+from services.conductor.gateway.body import clip, most_urgent
 from services.conductor.gateway.chains import Chains
 from services.conductor.gateway.choices import fan_out
 from services.conductor.gateway.completions import Delivery
@@ -87,12 +87,12 @@ class Completer:
             exchange.added = -time.monotonic()
             exchange.ticket = hash((exchange.route, exchange.tenant.name, raw))
             if len(raw) > LONG_BODY:
-                self._consider(raw, exchange)  # a thread is no place to wait for a refusal
+                self._consider(raw, exchange, 0, most_urgent(raw))  # a thread is no place to wait for a refusal
                 ask = await self._offload.run(len(raw), partial(parse, raw))
             else:
                 ask = parse(raw)
             self.check_model(ask.model)
-            self._consider(raw, exchange, ask.least_tokens)
+            self._consider(raw, exchange, ask.least_tokens, ask.priority)
             exchange.ask(ask)
             prepared = await self._prepare(ask, len(raw), exchange)
             return await self._generate(request, exchange, ask, prepared)
@@ -107,9 +107,10 @@ class Completer:
         else:
             self._idle.set()
 
-    def _consider(self, raw: bytes, exchange: Exchange, tokens: int = 0) -> None:
-        """Stage 0 of admission. ``tokens``: that the prompt has at least. Raises Contended, Unavailable."""
-        self._dispatcher.consider(len(raw), exchange.objectives.ttft_ms, exchange.ticket, tokens)
+    def _consider(self, raw: bytes, exchange: Exchange, tokens: int, priority: int) -> None:
+        """Stage 0 of admission. ``tokens``: that the prompt has at least; ``priority``: it has at most. Raises
+        Contended, Unavailable."""
+        self._dispatcher.consider(len(raw), exchange.objectives.ttft_ms, exchange.ticket, tokens, priority)
 
     async def _prepare(self, ask: Ask, size: int, exchange: Exchange) -> list[Prepared]:
         """Token ids and keys. Raises Contended, Unavailable, InvalidInput."""

@@ -7,6 +7,7 @@ from services.conductor.scheduling.policy import Policy, PolicyOptions
 from services.conductor.scheduling.registry import POLICIES, policy
 from services.conductor.scheduling.returning import Kept, Lane, Shortage, VirtualQueue
 from services.conductor.scheduling.scheduler import Objectives, Scheduler
+from services.conductor.scheduling.urgency import Turn
 from services.conductor.scheduling.views import Ask, DecodeView, PrefillView, SourceView, View
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Scheduler",
     "Shortage",
     "SourceView",
+    "Turn",
     "View",
     "VirtualQueue",
     "policy",

@@ -15,6 +15,7 @@ from services.conductor.scheduling.decodes import Decodes
 from services.conductor.scheduling.matches import Matches
 from services.conductor.scheduling.optimistic import Optimistic
 from services.conductor.scheduling.prefills import NOTHING_BELOW, Prefills
+from services.conductor.scheduling.urgency import Standing
 from services.conductor.scheduling.views import Ask, View
 from shared.latency import DecodeModel, PrefillModel
 from shared.messages import Load, Promise, Step
@@ -194,7 +195,7 @@ class Ledger:
         self._numbers += 1
         number, ready = self._numbers, now + promise.ready_ms / 1000
         fetched_at = now + promise.fetched_ms / 1000 if promise.source else 0.0
-        self.prefills.book(number, promise.prefill, promise.work_ms / 1000, fetched_at)
+        self.prefills.book(number, promise.prefill, promise.work_ms / 1000, fetched_at, _standing(promise, now))
         leaves, promised = ready + promise.stays_ms / 1000, promise.tbt_ms / 1000 or math.inf
         self.decodes.book(number, promise.decode, promise.blocks, ready, leaves, promise.tokens, promised)
         if promise.source:
@@ -202,6 +203,13 @@ class Ledger:
         self.optimistic.add(promise.prefill, promise.keys, ready)
         self.open_bookings.add(number)
         return Booking(self, number, promise, told, foreign)
+
+
+def _standing(promise: Promise, now: float) -> Standing | None:
+    """None: nobody goes before it."""
+    if promise.by_ms <= 0:
+        return None
+    return Standing(now + promise.due_ms / 1000, now + promise.by_ms / 1000, promise.work_ms / 1000)
 
 
 def promise_of(number: int, decision: Decision, ask: Ask, keys: bytes) -> Promise:
@@ -220,4 +228,6 @@ def promise_of(number: int, decision: Decision, ask: Ask, keys: bytes) -> Promis
         fetched_ms=1000 * decision.transfer if fetch else 0.0,
         keys=keys,
         tbt_ms=1000 * decision.promised if decision.promised < math.inf else 0.0,
+        due_ms=1000 * ask.turn.due(decision.alone, ask.waited) if ask.turn else 0.0,
+        by_ms=1000 * max(ask.turn.objective - ask.waited, 0.0) if ask.turn else 0.0,
     )

@@ -71,6 +71,8 @@ def _left(one: Standing, passed: float) -> Promise:
         promise,
         ready_ms=max(promise.ready_ms - passed, 0.0),
         fetched_ms=max(promise.fetched_ms - passed, 0.0),
+        due_ms=max(promise.due_ms - passed, 0.0),
+        by_ms=max(promise.by_ms - passed, 0.0),
         keys=b"",
         steps=int(one.steps),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from services.conductor.scheduling.decision import Candidate
 from services.conductor.scheduling.matches import Gather, Matches
+from services.conductor.scheduling.urgency import SURELY, Standing, Turn, later, passed
 from services.conductor.scheduling.views import Floats, PrefillView, prefill_seconds, without
 from shared.latency import OnlineCorrection, PrefillModel
 from shared.messages import Load
@@ -21,7 +23,8 @@ NOTHING_BELOW: Mapping[str, tuple[int, float]] = {}
 class PrefillSeat:
     """``unsettled``: booking -> predicted seconds, for bookings that no report of the instance covers yet.
     ``coming``: seconds that conductors who are not heard have reserved there.
-    ``transfers``: booking -> when its planned fetch will be done. ``published``: the instance's own model, which
+    ``transfers``: booking -> when its planned fetch will be done. ``standing``: bookings without their first token,
+    where their place in the queue is known. ``published``: the instance's own model, which
     ``correction`` scales by what really happened. ``idle``: its last report had nothing queued and nothing running."""
 
     id: str
@@ -36,6 +39,7 @@ class PrefillSeat:
     coming: float = 0.0
     unsettled: dict[int, float] = field(default_factory=dict)
     transfers: dict[int, float] = field(default_factory=dict)
+    standing: dict[int, Standing] = field(default_factory=dict)
 
     @property
     def model(self) -> PrefillModel:
@@ -104,11 +108,13 @@ class Prefills:
             seat.coming = seconds
             self._refresh(seat)
 
-    def book(self, booking: int, id: str, seconds: float, fetched_at: float) -> None:
+    def book(self, booking: int, id: str, seconds: float, fetched_at: float, standing: Standing | None = None) -> None:
         seat = self.seats[id]
         self._turns += 1
         seat.turn = self._turns
         seat.unsettled[booking] = seconds
+        if standing:
+            seat.standing[booking] = standing
         if fetched_at:
             seat.transfers[booking] = fetched_at
             self._moving[booking] = id
@@ -125,6 +131,7 @@ class Prefills:
         if seat:
             seat.unsettled.pop(booking, None)
             seat.transfers.pop(booking, None)
+            seat.standing.pop(booking, None)
             self._moving.pop(booking, None)
             self._refresh(seat)
 
@@ -139,15 +146,25 @@ class Prefills:
         """Instances that take new work."""
         return int(np.count_nonzero(self._open))
 
-    def soonest(self, tokens: int, now: float) -> tuple[float, float, PrefillModel] | None:
+    def soonest(self, tokens: int, now: float, turn: Turn | None = None) -> tuple[float, float, PrefillModel] | None:
         """Of a prompt that is all there: seconds to its first token where that comes first, the least that any open
-        instance takes when it has nothing else to do, and the former's model. None: no instance is open."""
+        instance takes when it has nothing else to do, and the former's model. None: no instance is open. ``turn``: it
+        goes before those that are due later."""
         if not self.opened:
             return None
         work = np.where(self._open, self._hit(tokens), np.inf)
-        price = self.queue(now) + work
+        price = self._before(self.queue(now), work, now, turn) + work
         row = int(price.argmin())
         return float(price[row]), float(work.min()), self.seats[self.ids[row]].model
+
+    def _before(self, queue: Floats, work: Floats, now: float, turn: Turn | None) -> Floats:
+        """The least of each queue that a prompt waits for."""
+        if turn is None:
+            return queue
+        for row in (self._last > now + turn.due(0.0)).nonzero()[0].tolist():
+            behind = later(self._standing[row], now + turn.due(float(work[row])) - 2 * SURELY)
+            queue[row] = max(queue[row] - passed(behind), 0.0)
+        return queue
 
     def _hit(self, tokens: int) -> Floats:
         """Seconds of a prefill of which all but the last token is at hand."""
@@ -195,6 +212,9 @@ class Prefills:
             on_disk=slow is not self._nothing,
             moving=bool(self._moving),
             fastest=self._slopes(),
+            standing=self._standing,
+            now=now,
+            last=self._last,
         )
 
     def _slopes(self) -> tuple[float, float]:
@@ -222,6 +242,7 @@ class Prefills:
         self._pending[row] = sum(seat.unsettled.values()) + seat.coming
         self._inbound_until[row] = max(seat.transfers.values(), default=0.0)
         self._turn[row] = seat.turn
+        self._last[row] = max((one.due for one in seat.standing.values()), default=-math.inf)
 
     def _rebuild(self) -> None:
         seats = list(self.seats.values())
@@ -239,5 +260,7 @@ class Prefills:
         self._fastest = None
         self._until = np.zeros(len(seats))
         self._pending, self._inbound_until = np.zeros(len(seats)), np.zeros(len(seats))
+        self._last = np.full(len(seats), -math.inf)
+        self._standing = [seat.standing.values() for seat in seats]
         for seat in seats:
             self._refresh(seat)

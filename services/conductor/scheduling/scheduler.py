@@ -11,7 +11,7 @@ from services.conductor.scheduling.policy import Policy
 from services.conductor.scheduling.pricing import transfer
 from services.conductor.scheduling.returning import NOTHING_KEPT, Kept, Lane, Shortage
 from services.conductor.scheduling.tail import WINDOW_S, counted
-from services.conductor.scheduling.urgency import latest
+from services.conductor.scheduling.urgency import harmless, later, latest, passed
 from services.conductor.scheduling.views import Ask, Bools, DecodeView, Joined, PrefillView, SourceView, View
 
 MAX_SOURCES = 3
@@ -44,6 +44,7 @@ class Scheduler:
             return Rejection("no_prefill")
         if not np.count_nonzero(view.decode.open):
             return Rejection("no_decode")
+        view = in_turn(ask, view)
         prices = self.policy.price(ask, view.prefill, view.sources)
         room = with_room(ask, view.decode, objectives)
         if isinstance(room, Rejection):
@@ -63,6 +64,24 @@ class Scheduler:
         if objectives and not enough(ask, view.decode, joined, allowed, objectives, kept):
             return replace(too_slow(ask, view.decode, joined, d, objectives), ttft=wait, prices=prices)
         return decision(ask, view, prices, p, view.decode.ids[d], float(joined.step[d]), objectives)
+
+
+def in_turn(ask: Ask, view: View) -> View:
+    """With the queues that it waits for, where it goes before others and nobody's promise is broken by that. It is as
+    long as what it computes where nothing is fetched for it and nobody before it has computed anything of it."""
+    turn, prefill = ask.turn, view.prefill
+    if turn is None or prefill.last is None:
+        return view
+    rows: list[int] = (prefill.last > prefill.now + turn.due(0.0, ask.waited)).nonzero()[0].tolist()
+    if not rows:
+        return view
+    queue = prefill.queue.copy()
+    for row in rows:
+        work = alone(ask, prefill, row)
+        behind = later(prefill.standing[row], prefill.now + turn.due(work, ask.waited))
+        if behind and harmless(behind, prefill.now + float(queue[row]), work):
+            queue[row] = max(queue[row] - passed(behind), 0.0)
+    return replace(view, prefill=replace(prefill, queue=queue))
 
 
 def with_room(ask: Ask, view: DecodeView, objectives: Objectives | None) -> Bools | Rejection:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from services.conductor.scheduling.urgency import Standing, Turn
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -25,7 +27,7 @@ WORST = 0.1
 @dataclass(frozen=True)
 class Ask:
     """One request to place. ``tokens`` counts the whole prompt (after a migration the outputs so far too), ``blocks``
-    its full blocks. ``waited``: seconds since it arrived."""
+    its full blocks. ``waited``: seconds since it arrived. ``turn``: its place in prefill's queue (None: at the end)."""
 
     tokens: int
     blocks: int
@@ -33,6 +35,7 @@ class Ask:
     block_bytes: int
     expected_output: int
     waited: float = 0.0
+    turn: Turn | None = None
 
     @property
     def total_blocks(self) -> int:
@@ -62,7 +65,8 @@ class PrefillView:
     its node's SSD, read at ``disk`` bytes per second. ``queue``: seconds until a new prompt would start. ``inbound``:
     seconds of transfers already planned towards it. ``open``: may be chosen. ``turn``: when it was last chosen (a
     counter). ``on_disk``: there may be any ``below``; ``moving``: there may be any ``inbound``. ``fastest``: the least
-    ``linear`` and ``square`` (None: nobody has looked)."""
+    ``linear`` and ``square`` (None: nobody has looked). ``standing``: what is known of each queue, by the clock that
+    says ``now``; ``last``: when the last of each is due (None: nobody knows of any)."""
 
     ids: Sequence[str]
     agents: Sequence[str]
@@ -81,6 +85,9 @@ class PrefillView:
     on_disk: bool = True
     moving: bool = True
     fastest: tuple[float, float] | None = None
+    standing: Sequence[Collection[Standing]] = ()
+    now: float = 0.0
+    last: Floats | None = None
 
     def slopes(self) -> tuple[float, float]:
         """The least ``linear`` and ``square`` of all."""
