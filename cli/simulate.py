@@ -113,7 +113,8 @@ def checked(settings: dict[str, Any], coupled: bool) -> None:
     try:
         read(settings, CoupledSettings) if coupled else read(settings, ClusterSettings)
     except ValueError as error:
-        raise click.ClickException(str(error)) from None
+        words = str(error).replace("Object contains unknown field", "there is no setting")
+        raise click.ClickException(words) from None
 
 
 def one_run(

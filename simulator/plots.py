@@ -94,7 +94,8 @@ def ratios(curve: Sequence[Tried], share: float, path: Path) -> None:
         series = (("TTFT met", "ttft_share"), ("TBT met", "tbt_share"), ("both", "effective"))
         for at, (label, key) in enumerate(series):
             values = [100 * getattr(one, key) for one in curve]
-            axes.plot(names, values, "o-", color=COLOURS[at], label=label, ms=4)
+            axes.plot(range(len(curve)), values, "o-", color=COLOURS[at], label=label, ms=4)
+        axes.set_xticks(range(len(curve)), names)  # given as values, "4P2D" would be tried as a date, with warnings
         axes.axhline(100 * share, color=PAPER, ls=":", label="asked for")
         axes.set_xlabel("prefill and decode nodes")
         axes.set_ylabel("requests (%)")

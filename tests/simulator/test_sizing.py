@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from itertools import islice
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from simulator.figures.page import page
 from simulator.report import report
 from simulator.runs import run
 from simulator.settings import ClusterSettings
-from simulator.sizing import Objective, Sizing
+from simulator.sizing import Objective, Sizing, Tried
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def test_the_commands_answer_in_json(file: Path, trace: list[TraceRequest]) -> N
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["simulate", "--set", "foo=1"], "foo"),
+        (["simulate", "--set", "foo=1"], "there is no setting `foo`"),
         (["simulate", "--set", "foo"], "KEY=VALUE"),
         (["simulate", "--policy", "best"], "global_cache"),
         (["simulate", "--coupled", "--set", "budget=0"], "budget"),
@@ -92,6 +93,17 @@ def test_bad_input_is_named(file: Path, command: list[str], said: str) -> None:
     done = CliRunner().invoke(main, [*command, "--trace", str(file)])
     assert done.exit_code != 0
     assert said in done.output
+
+
+def test_a_curve_is_drawn_without_a_warning(tmp_path: Path) -> None:
+    """Ratios such as 4P2D look like dates to matplotlib, which says so to whoever plots."""
+    pytest.importorskip("matplotlib")
+    from simulator.plots import ratios
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ratios([Tried(4, 2, 0.9, 0.8, 0.7), Tried(3, 3, 0.8, 0.9, 0.7)], 0.9, tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size > 5_000
 
 
 def test_a_hot_prefix_is_computed_once() -> None:
