@@ -27,6 +27,11 @@ UNREGISTER_TIMEOUT = 2.0
 
 MOST_BYTES = 1 << 40
 """Of a block whose layout is opaque."""
+MOST = 1024
+"""Namespaces that have memory at one time. Each is in the agent's record (some 300 bytes, ``LONGEST`` at worst in each
+of five texts), which goes to Redis with every heartbeat and is read by everybody."""
+LONGEST = 256
+"""Bytes of a text in a namespace: fingerprints and names of layouts have up to 64."""
 
 COUNTED = (
     *("slots", "free", "cached", "evictions", "leased_bytes", "store_slots", "store_holds", "store_prefetched"),
@@ -142,11 +147,11 @@ class Slabs(Mapping[str, Slab]):
     async def _make_room(self, stride: int) -> None:
         """Namespaces come and go: let the memory of the least recently used go until a slab fits."""
         wanted = max(stride, self._settings.slab_bytes)
-        if self._left >= wanted:
+        if self._fits(wanted):
             return
         self.look()
         for slab in sorted(self._slabs.values(), key=lambda slab: slab.used_at):
-            if self._left >= wanted:
+            if self._fits(wanted):
                 return
             used = self._in_use(slab) or not slab.idle
             if not used and boottime() - slab.used_at >= self._settings.namespace_idle:
@@ -177,6 +182,10 @@ class Slabs(Mapping[str, Slab]):
         if self._records.pop(slab.name, None) is not None:
             self._census.forget(slab.name)
 
+    def _fits(self, wanted: int) -> bool:
+        """One more namespace, with so many bytes."""
+        return self._left >= wanted and len(self._slabs) < MOST
+
     @property
     def _left(self) -> int:
         """Bytes of the pool that no slab has."""
@@ -184,6 +193,12 @@ class Slabs(Mapping[str, Slab]):
 
     def _make(self, namespace: Namespace) -> Slab:
         settings, stride, left = self._settings, stride_of(namespace.geometry), self._left
+        if len(self._slabs) >= MOST:
+            raise ConfigError(
+                f"this agent has {len(self._slabs)} namespaces, {MOST} at most, and all of them are in use (what "
+                f"nobody has used for namespace_idle = {settings.namespace_idle:g} s makes way)",
+                field="namespace",
+            )
         slots = min(max(settings.slab_bytes, stride) if settings.slab_bytes else left, left) // stride
         if slots < 1:
             raise ConfigError(
@@ -230,6 +245,9 @@ def register(engine: TransferEngine, slab: Slab, location: str) -> None:
 
 def check(namespace: Namespace) -> None:
     """Raises InvalidInput for a namespace that describes no block."""
+    for name in ("model", "weights", "tokenizer", "dtype", "layout"):
+        if (length := len(getattr(namespace, name).encode(errors="replace"))) > LONGEST:
+            raise InvalidInput(f"namespace: {name} has {length} bytes, {LONGEST} at most", field=name)
     for name in ("layers", "kv_heads", "head_dim", "block_size"):
         if not 0 < getattr(namespace, name) < 1 << 20:
             raise InvalidInput(f"namespace: {name} = {getattr(namespace, name)}", field=name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -11,16 +12,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.store.transfer.base import Op, Request
-from services.store.transfer.batches import Batch, Job
+from services.store.transfer.batches import MERGED, Batch, Job
+from services.store.transfer.ledger import Ledger
 from services.store.transfer.rdma import verbs
-from services.store.transfer.rdma.cutting import cargos_of
+from services.store.transfer.rdma.cutting import cargos_of, size_of
 from services.store.transfer.rdma.gids import Gid, rank
+from services.store.transfer.rdma.nic import SOFT_WINDOW, UNBOUNDED
 from services.store.transfer.rdma.reach import Part, Reach, Table
+from services.store.transfer.rdma.traffic import Traffic
 from services.store.transfer.segments import Segment
+from services.store.transfer.topology.matrix import Matrix, Tiers
+from services.store.transfer.topology.paths import Nics, Paths
+from services.store.transfer.topology.slices import slice_size
 from shared.errors import OutOfRange, ProtocolError
 from shared.messages import Ref
 
 KIB = 1 << 10
+MEMORY = memoryview(mmap.mmap(-1, 1 << 27))
+"""Never touched: it takes none."""
+BLOCKS = st.tuples(st.integers(1, MERGED), st.integers(1, 5)) | st.tuples(st.integers(1, 64 << 20), st.just(1))
+"""(bytes of one, how many in a row)."""
 
 
 def reach(sizes: list[int], base: int) -> Reach:
@@ -32,14 +43,12 @@ def reach(sizes: list[int], base: int) -> Reach:
     return Reach("pool", 1, at, "cpu:0", parts).verify()
 
 
-def job_of(offset: int, local: int, step: int, count: int) -> Job:
+def job_of(offset: int, local: int, step: int, count: int, op: Op = Op.READ) -> Job:
     batch = Batch(1, count, lambda job: None)
-    segment = Segment("pool", memoryview(bytearray(1 << 20)), "cpu:0")
-    job = batch.add(Request(Op.READ, "pool", local, Ref("b", 1), "pool", offset, step), segment)
+    segment = Segment("pool", MEMORY, "cpu:0")
+    job = batch.add(Request(op, "pool", local, Ref("b", 1), "pool", offset, step), segment)
     for number in range(1, count):
-        assert job.takes(
-            Request(Op.READ, "pool", local + number * step, Ref("b", 1), "pool", offset + number * step, step)
-        )
+        assert job.takes(Request(op, "pool", local + number * step, Ref("b", 1), "pool", offset + number * step, step))
     return job
 
 
@@ -67,6 +76,37 @@ def test_cargos_cover_the_job_and_stay_inside_regions(
         at += cargo.length
     assert at == len(good) * step
     assert all(cargo.length <= 64 * KIB for cargo in cargos)  # of a READ, whatever a block is
+
+
+@given(
+    blocks=BLOCKS,
+    queued=st.integers(0, 1 << 30),
+    windows=st.lists(st.sampled_from([SOFT_WINDOW, 2 * SOFT_WINDOW, UNBOUNDED]), min_size=1, max_size=4),
+)
+def test_reads_are_cut_so_that_two_fly_within_a_window(
+    blocks: tuple[int, int], queued: int, windows: list[int]
+) -> None:
+    """Blocks of any size, alone or in a row. One that fills a window would leave its NIC idle between two."""
+    (step, count), whole = blocks, reach([1 << 30], 1 << 30)
+    job = job_of(0, 0, step, count)
+    cargos = cargos_of(job, whole, whole, size_of(job, queued, windows))
+    assert sum(cargo.length for cargo in cargos) == step * count
+    assert all(2 * cargo.length <= min(windows) for cargo in cargos)
+    paths = Paths(Nics(Matrix({"cpu:0": Tiers(("h",))})), Nics(Matrix({"cpu:0": Tiers(("t",))})), Ref("b", 1))
+    traffic = Traffic(paths, Ledger(), lambda cargo: ("cpu:0", "cpu:0"), lambda cargo: cargo.piece.settle())
+    traffic.submit(cargos, 0.0)
+    (lane,) = traffic.lanes.values()
+    while lane.queue:
+        taken = traffic.take(lane, 128, min(windows))
+        assert lane.reading <= min(windows) and (len(taken) >= 2 or not lane.queue)
+        traffic.completed(lane, lane.sent)
+    assert job.moved == step * count
+
+
+@given(blocks=BLOCKS, queued=st.integers(0, 1 << 30))
+def test_writes_are_cut_without_regard_to_windows(blocks: tuple[int, int], queued: int) -> None:
+    job = job_of(0, 0, *blocks, Op.WRITE)
+    assert size_of(job, queued, [SOFT_WINDOW, UNBOUNDED]) == slice_size(job.length, queued, 2)
 
 
 def test_a_reach_that_cannot_be_is_refused() -> None:

@@ -9,12 +9,14 @@ from contextlib import AsyncExitStack
 import msgspec
 import pytest
 
+from services.store import slabs
 from services.store.agent import Agent
 from services.store.client import StoreClient
 from services.store.memory import stride_of
 from shared.blocks import Namespace
 from shared.engines.base import Owner, PoolClass
-from shared.errors import ConfigError
+from shared.errors import ConfigError, InvalidInput
+from shared.records import SlabRecord
 from tests.store.conftest import NAMESPACE, STRIDE
 
 Start = Callable[..., Awaitable[Agent]]
@@ -102,3 +104,45 @@ async def test_one_object_larger_than_a_slab_gets_a_slab_of_its_size(start_agent
     large = await attach(agent, WIDE, stack)
     assert stride_of(WIDE.geometry) > STRIDE and large.pool.slots == 1
     assert (await attach(agent, NAMESPACE, stack)).pool.slots == 1
+
+
+async def test_an_agent_has_so_many_namespaces_and_its_record_no_more(
+    start_agent: Start, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is left, but its record goes out with every heartbeat."""
+    monkeypatch.setattr(slabs, "MOST", 3)
+    agent = await start_agent(slots=40, slab_bytes=STRIDE, namespace_idle=0.0)
+    names = [msgspec.structs.replace(NAMESPACE, model=f"m{number}") for number in range(6)]
+    async with AsyncExitStack() as inner:
+        for namespace in names[:3]:
+            await attach(agent, namespace, inner)
+        await attach(agent, names[1], inner)  # is there already
+        with pytest.raises(ConfigError, match=r"has 3 namespaces, 3 at most.*namespace_idle") as refused:
+            await attach(agent, names[3], stack)
+        assert refused.value.field == "namespace"
+    await unused(agent)
+    for namespace in names[3:]:  # those that nobody uses make way, the least recently used one first
+        await attach(agent, namespace, stack)
+        agent.stats()
+        assert len(agent.slabs) == len(agent.slabs.records()) == 3
+    assert {slab.namespace for slab in agent.slabs.values()} == set(names[3:])
+
+
+@pytest.mark.parametrize("field", ["model", "weights", "tokenizer", "dtype", "layout"])
+async def test_the_texts_of_a_namespace_have_a_limit(start_agent: Start, stack: AsyncExitStack, field: str) -> None:
+    agent = await start_agent()
+    wrong = msgspec.structs.replace(NAMESPACE, **{field: "\u00e4" * slabs.LONGEST})
+    with pytest.raises(
+        InvalidInput, match=f"{field} has {2 * slabs.LONGEST} bytes, {slabs.LONGEST} at most"
+    ) as refused:
+        await attach(agent, wrong, stack)
+    assert refused.value.field == field and not agent.slabs
+
+
+def test_the_part_of_a_record_that_namespaces_take_is_bounded() -> None:
+    """What an agent publishes at worst, every two seconds."""
+    text = "x" * slabs.LONGEST
+    namespace = msgspec.structs.replace(NAMESPACE, model=text, weights=text, tokenizer=text, layout=text)
+    large = 1 << 62
+    record = SlabRecord(segment=text, namespace=namespace, stride=large, slots=large, used=large, blocks=large)
+    assert slabs.MOST * len(msgspec.msgpack.encode(record)) < 2 << 20

@@ -64,7 +64,7 @@ SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
 }
 NAMESPACES = st.builds(
     Namespace,
-    model=st.just("ab"),
+    model=st.sampled_from(["ab", "a" * 1000]),
     weights=st.just("cd"),
     tokenizer=st.just("ef"),
     dtype=st.sampled_from(["float32", "float64", ""]),

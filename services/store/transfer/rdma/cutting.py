@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from services.store.transfer.base import Op
 from services.store.transfer.batches import Job, Slice
 from services.store.transfer.rdma.cargo import Cargo
 from services.store.transfer.rdma.reach import Reach
-from services.store.transfer.topology.slices import borders_in, cut, merge_borders
+from services.store.transfer.topology.slices import borders_in, cut, merge_borders, slice_size
 from services.store.transfer.wire import Kind, SegmentRef
 from shared.errors import OutOfRange
+
+
+def size_of(job: Job, queued: int, windows: Iterable[int]) -> int:
+    """Bytes of a slice of ``job``, about, with ``queued`` bytes under way. ``windows``: bytes of READs that may fly on
+    each NIC here; two slices fill the smallest one."""
+    windows = list(windows)
+    size = slice_size(job.length, queued, max(2, len(windows)))
+    return size if job.request.op is Op.WRITE else min(size, *(window // 2 for window in windows))
 
 
 def cargos_of(job: Job, here: Reach, there: Reach, size: int) -> list[Cargo]:

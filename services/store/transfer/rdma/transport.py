@@ -10,12 +10,12 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from services.store.transfer.base import Guard, Op, OpenGuard
+from services.store.transfer.base import Guard, OpenGuard
 from services.store.transfer.batches import Job, Slice
 from services.store.transfer.endpoint import Endpoint
 from services.store.transfer.rdma import messages
 from services.store.transfer.rdma.checks import Checks
-from services.store.transfer.rdma.cutting import cargos_of
+from services.store.transfer.rdma.cutting import cargos_of, size_of
 from services.store.transfer.rdma.devices import open_all
 from services.store.transfer.rdma.hardware import Hardware
 from services.store.transfer.rdma.outgoing import Outgoing
@@ -29,7 +29,6 @@ from services.store.transfer.segments import Segment
 from services.store.transfer.topology.discovery import discover
 from services.store.transfer.topology.matrix import Matrix
 from services.store.transfer.topology.paths import Nics
-from services.store.transfer.topology.slices import slice_size
 from shared.errors import MooncakeError, NoTransport
 from shared.messages import Ref
 from shared.records import NicRecord
@@ -222,9 +221,7 @@ class Rdma:
         """Under the engine's lock: the job is under way from here on."""
         assert self._regions is not None and job.local is not None
         outgoing = self._outgoing[ref]
-        size = slice_size(job.length, outgoing.queued, max(2, len(self._nics)))
-        if job.request.op is Op.READ:  # two of them fill a window
-            size = min(size, *(nic.window // 2 for nic in self._nics.values()))
+        size = size_of(job, outgoing.queued, (nic.window for nic in self._nics.values()))
         outgoing.send(cargos_of(job, self._regions.own(job.local).reach, reach, size))
 
     def expire(self, jobs: set[Job], error: MooncakeError) -> None:
