@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.rdma.rig import KIB, MIB, by_rdma, cable, in_guest, packets, pair, under_way
+from tests.rdma.rig import KIB, MIB, by_rdma, cable, in_guest, packets, pair, rdma, under_way
 from tests.transfer.agents import World, codes, read, until
 from tests.transfer.agents import write as written
 
@@ -40,6 +40,7 @@ async def test_a_cable_is_pulled_in_the_middle(world: World, op: str, pulled: in
     async with asyncio.timeout(100):
         while not await used_again():
             await asyncio.sleep(0.1)
+    await until(lambda: not any(nic.reset for agent in (a, b) for nic in rdma(agent)._nics.values()))
 
 
 async def test_all_cables_are_pulled(world: World) -> None:

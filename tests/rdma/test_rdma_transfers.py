@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from services.store.transfer.base import Op, OpenGuard, Request
 from services.store.transfer.rdma.metrics import NIC_BYTES
+from services.store.transfer.rdma.nic import SOFT_WINDOW, UNBOUNDED
+from services.store.transfer.rdma.traffic import Lane, Traffic
 from tests.rdma.rig import HERE, KIB, MIB, THERE, by_rdma, in_guest, packets, pair
 from tests.transfer.agents import World, codes, read, write
 
@@ -26,6 +30,25 @@ async def test_bytes_are_equal_at_both_ends(world: World, length: int) -> None:
     a.pool.fill(2)
     by_rdma(await a.run([write(b.ref, 0, 4096, length)]), length)
     assert np.array_equal(b.pool.bytes[4096:], a.pool.bytes[:length])
+
+
+@pytest.mark.parametrize("block", [MIB, 4 * MIB])
+async def test_blocks_larger_than_a_window_are_read_in_parts(
+    world: World, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    a, b = await pair(world, 32 * MIB)
+    b.pool.fill(1)
+    take, flying = Traffic.take, list[int]()
+
+    def noted(traffic: Traffic, lane: Lane, most: int, window: int = UNBOUNDED) -> Any:
+        taken = take(traffic, lane, most, window)
+        flying.append(lane.reading)
+        return taken
+
+    monkeypatch.setattr(Traffic, "take", noted)
+    by_rdma(await a.run([read(b.ref, at, at, block) for at in range(0, 32 * MIB, block)]), 32 * MIB)
+    assert np.array_equal(a.pool.bytes, b.pool.bytes)
+    assert SOFT_WINDOW // 2 < max(flying) <= SOFT_WINDOW
 
 
 async def test_all_nics_share_the_load(world: World) -> None:

@@ -140,7 +140,7 @@ async def test_the_texts_of_a_namespace_have_a_limit(start_agent: Start, stack: 
 
 
 def test_the_part_of_a_record_that_namespaces_take_is_bounded() -> None:
-    """What an agent publishes at worst, every two seconds."""
+    """What an agent publishes at worst, every second."""
     text = "x" * slabs.LONGEST
     namespace = msgspec.structs.replace(NAMESPACE, model=text, weights=text, tokenizer=text, layout=text)
     large = 1 << 62
