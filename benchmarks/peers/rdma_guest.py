@@ -109,11 +109,12 @@ async def moved(ours: Engine, size: int, count: int) -> dict[str, float]:
 
 async def posted(ours: Engine, rounds: int) -> list[float]:
     """Seconds of a work request in each round: what we do for it, without the NIC."""
-    posting, each = Posting(), []
-    for _ in range(1 + rounds):
-        count, seconds = posting.count, posting.seconds
-        await carried(ours, apart(16 * KIB, 64))
-        each.append((posting.seconds - seconds) / (posting.count - count))
+    each = []
+    with Posting() as posting:
+        for _ in range(1 + rounds):
+            count, seconds = posting.count, posting.seconds
+            await carried(ours, apart(16 * KIB, 64))
+            each.append((posting.seconds - seconds) / (posting.count - count))
     return each[1:]
 
 

@@ -14,8 +14,8 @@ PAUSE = 0.1
 
 
 class Posting:
-    """From when it is made: counts the work requests that this process posts, and the seconds that it spends on
-    posting, polling and accounting them.
+    """While the block runs: counts the work requests that this process posts, and the seconds that it spends on
+    posting, polling and accounting them. Afterwards all is as before: whoever posts then waits for no PAUSE.
 
     The software NIC works on the processor that is measured, in system calls and interrupts. So it gets a PAUSE
     whenever it was given something, and the system calls in which it is asked are left out: there a NIC in hardware
@@ -30,13 +30,25 @@ class Posting:
     def __init__(self) -> None:
         self.count = 0
         self.seconds = 0.0
+        self._plain: list[tuple[Any, str, Any]] = []
         looks = [time.perf_counter() for _ in range(2000)]
         self._clock = statistics.median(after - before for before, after in pairwise(looks))
+
+    def __enter__(self) -> Posting:
         for where in self.OURS:
             self._time(*where, inner=False)
         for where in self.DEVICE:
             self._time(*where, inner=True)
         self._count()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._plain:
+            setattr(*self._plain.pop())
+
+    def _replace(self, owner: Any, name: str, timed: Any) -> None:
+        self._plain.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, timed)
 
     def _time(self, module: str, kind: str, name: str, inner: bool) -> None:
         owner = getattr(importlib.import_module(self.PACKAGE + module), kind)
@@ -52,7 +64,7 @@ class Posting:
                 took = time.perf_counter() - began
                 self.seconds += -took - clock if inner else took - clock  # the outer one saw both looks of the inner
 
-        setattr(owner, name, timed)
+        self._replace(owner, name, timed)
 
     def _count(self) -> None:
         pairs: Any = importlib.import_module(self.PACKAGE + "queue_pair").QueuePair
@@ -62,4 +74,4 @@ class Posting:
             self.count += len(works)
             plain(pair, works)
 
-        pairs.post = post
+        self._replace(pairs, "post", post)
