@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
 from cli.console import bytes_text
+from cli.leftovers import NAME
 from cli.probe import why_unreachable
 from shared.addresses import shown
 from shared.api_keys import read_key_file
@@ -17,6 +21,21 @@ from shared.errors import ConfigError
 
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Where a container's memory limit stands, of both versions of control groups."""
+LONGEST = 108
+"""Bytes of a socket's name."""
+
+
+@contextmanager
+def port_claimed(host: str, port: int) -> Iterator[None]:
+    """While the block runs no other mesh is started there: between the look at a port and the conductors that listen on
+    it there are seconds, and conductors that share their port would share it with those of another mesh."""
+    with socket.socket(socket.AF_UNIX) as claim:
+        try:
+            claim.bind(f"\0{NAME}up-{port}-{host}".encode()[:LONGEST])
+        except OSError:
+            why = "another mesh is there, or about to be (choose another with --port)"
+            raise ConfigError(f"cannot serve on {host}:{port}: {why}", field="port") from None
+        yield
 
 
 def server_answers(name: str, url: str) -> None:

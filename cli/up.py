@@ -86,7 +86,7 @@ class Up:
         """The exit code. Raises MooncakeError when the mesh cannot be brought up."""
         port = self.settings.port or free_port()
         self._look_first(port)
-        with self._tls() as files:
+        with first_look.port_claimed(self.settings.host, port), self._tls() as files:
             plan = Plan(self.settings, self._wiring(port, files), os.environ)
             err.print(Text(f"Starting {plan.summary()}", style="bold"), soft_wrap=True)
             async with Supervisor(plan.wiring.mark, self._lines) as supervisor:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cli import first_look
-from cli.first_look import folder_takes_files, keys_can_be_read, memory_limit, pools_fit
+from cli.first_look import folder_takes_files, keys_can_be_read, memory_limit, pools_fit, port_claimed
+from shared.embedded import free_port
 from shared.errors import ConfigError
 
 
@@ -51,3 +52,15 @@ def test_keys_that_cannot_be_read_are_said_and_not_shown(tmp_path: Path) -> None
 def test_a_file_that_is_no_calibration_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         first_look.is_calibration(str(tmp_path / "calibration.json"))
+
+
+def test_two_meshes_that_start_at_the_same_time_do_not_share_a_port() -> None:
+    """Several conductors listen on one port together: those of another mesh would be among them, unseen."""
+    port = free_port()
+    with port_claimed("127.0.0.1", port):
+        with pytest.raises(ConfigError, match="another mesh is there, or about to be"), port_claimed("127.0.0.1", port):
+            pass
+        with port_claimed("127.0.0.1", free_port()):
+            pass
+    with port_claimed("127.0.0.1", port):
+        pass
