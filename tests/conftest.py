@@ -23,7 +23,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 KEPT = {"MOONCAKE_CACHE"}
 
 # A timing is never a test. tests/examples.py scales the numbers that tests give.
-settings.register_profile("usual", deadline=None, max_examples=50)
+settings.register_profile("usual", deadline=None, max_examples=30)
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("usual")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
 import signal
@@ -187,21 +186,27 @@ async def test_the_clients_flag_is_respected_and_the_mesh_remembers(
 async def test_a_batch_step_is_linked_to_those_it_served(
     mesh: Mesh, receiver: Receiver, tokens: Callable[[int], list[int]]
 ) -> None:
-    headers = [traceparent(True) for _ in range(4)]
-    asked = [post(mesh, tokens(40), {"traceparent": header}, max_tokens=64) for _, _, header in headers]
-    assert {status for status, _ in await asyncio.gather(*asked)} == {200}
-    spans = receiver.wait(lambda got: any(span.links > 1 for span in got))
-    step = next(span for span in spans if span.links > 1)
-    assert step.name == "decode step" and step.parent == ""
+    """Asked until they met in a batch: where others keep the machine busy, one may end before the next is there."""
+
+    async def asked() -> int:
+        return (await post(mesh, tokens(40), {"traceparent": traceparent(True)[2]}, max_tokens=256))[0]
+
+    async def met() -> list[Span]:
+        assert set(await asyncio.gather(*(asked() for _ in range(4)))) <= {200, 429}
+        await asyncio.sleep(1)  # what was computed is told a moment later
+        return [span for span in named(receiver.spans(), "decode step") if span.links > 1]
+
+    async with asyncio.timeout(200):
+        while not (steps := await met()):
+            pass
+    assert {step.parent for step in steps} == {""}
 
 
 async def test_cancelled_and_rejected_requests_end_with_a_status(
     mesh: Mesh, receiver: Receiver, tokens: Callable[[int], list[int]]
 ) -> None:
     trace, _, header = traceparent(True)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(1.0):
-            await post(mesh, tokens(2000), {"traceparent": header})
+    await given_up(mesh, tokens(2000), {"traceparent": header})
     spans = receiver.wait(lambda got: named(got, "attempt") and named(got, "POST /v1/completions"), trace)
     root, attempt = named(spans, "POST /v1/completions")[0], named(spans, "attempt")[0]
     assert root.status == attempt.status == "STATUS_CODE_ERROR"
@@ -225,9 +230,17 @@ def computing(mesh: Mesh) -> list[int]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         while not await asyncio.to_thread(condition):
             await asyncio.sleep(0.02)
+
+
+async def given_up(mesh: Mesh, prompt: list[int], headers: dict[str, str]) -> None:
+    """A client goes away while its prompt is computed, however long it took to get there."""
+    asked = asyncio.create_task(post(mesh, prompt, headers))
+    await until(lambda: computing(mesh))
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
 
 
 async def test_a_retried_request_has_both_attempts(
@@ -253,9 +266,7 @@ async def test_what_the_sampler_leaves_out_is_sent_when_it_failed(
     before = {span.trace for span in receiver.spans()}
     assert (await post(quiet, tokens(40), {}))[0] == 200
     assert (await post(quiet, tokens(2000), {"x-slo-ttft-ms": "1"}))[0] == 429
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(1.0):
-            await post(quiet, tokens(2000), {})
+    await given_up(quiet, tokens(2000), {})
 
     def new(got: list[Span]) -> dict[str, list[Span]]:
         traces: dict[str, list[Span]] = {}

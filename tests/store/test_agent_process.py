@@ -58,7 +58,7 @@ class AgentProcess:
         return self.process.returncode or 0, err.decode()
 
     async def client(self) -> StoreClient:
-        return await StoreClient.connect(self.socket, NAMESPACE, secret="s", timeout=20.0)
+        return await StoreClient.connect(self.socket, NAMESPACE, secret="s", timeout=100.0)
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ async def test_a_stopped_writer_agent_is_cut_off_and_its_late_bytes_go_nowhere(
         stats: dict[str, float] = await decode.stats()
         return stats["store_holds"] == 0
 
-    await eventually(free, 15.0)  # not by an expiry: those take longer
+    await eventually(free, 60.0)  # not by an expiry: those take longer
     a.process.send_signal(signal.SIGCONT)
     with pytest.raises(MooncakeError) as refused:
         await late

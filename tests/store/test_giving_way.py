@@ -90,7 +90,7 @@ async def test_what_comes_free_is_kept_for_who_asked(start_agent: Start, connect
     async with asyncio.timeout(100):
         while not len(next(iter(a.slabs.values())).room):
             await asyncio.sleep(0.005)
-    greedy = asyncio.create_task(cache.put([(bytes([i]) * 16, b"x") for i in range(2)], timeout=30.0))
+    greedy = asyncio.create_task(cache.put([(bytes([i]) * 16, b"x") for i in range(2)], timeout=100.0))
     assert len(await waiting) == 5
     await engine.client.release(engine.held.pop(OLD.id))
     assert all(put.stored for put in await greedy)
