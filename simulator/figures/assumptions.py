@@ -74,10 +74,10 @@ def draw(data: dict[str, Any], path: Path) -> None:
         second.set_xlabel("mean TTFT (s), conversation hurried 1 to 2.5 times")
         second.set_ylabel("most prefill nodes that hold it")
         steep = data["steep"]
-        third.plot(list(steep), [1e3 * one["tbt_without_landing_s"] for one in steep.values()], "o-", label="steeper")
-        third.plot(
-            list(steep), [1e3 * one for one in RATIO_PAPERS["tbt_mean_s"]], "x", color=PAPER, ms=8, label="paper"
-        )
+        where = range(len(steep))
+        third.plot(where, [1e3 * one["tbt_without_landing_s"] for one in steep.values()], "o-", label="steeper")
+        third.plot(where, [1e3 * one for one in RATIO_PAPERS["tbt_mean_s"]], "x", color=PAPER, ms=8, label="paper")
+        third.set_xticks(where, list(steep))
         third.set_xlabel("prefill and decode nodes, synthetic")
         third.set_ylabel("mean TBT, decode steps only (ms)")
         for axes in (first, second, third):
