@@ -64,10 +64,11 @@ async def put_slowly(agent: Agent, client: StoreClient, numbers: Sequence[int]) 
 
 
 async def caught_up(agent: Agent) -> None:
-    """What can go to the SSD now is there: a block goes once it has its checksum."""
+    """What can go to the SSD now is there: a block goes once it has its checksum, and removals are in the log."""
     await until(agent, lambda: not any(len(slab.checksums) for slab in agent.slabs.values()))
+    await until(agent, lambda: not agent.ssd.busy)
     agent.ssd.look()
-    await until(agent, lambda: not agent.ssd.writes)
+    await until(agent, lambda: not agent.ssd.busy)
 
 
 async def begun(start_ssd: Start, stack: AsyncExitStack, blocks: int = 40) -> tuple[Agent, StoreClient]:

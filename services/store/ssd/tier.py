@@ -81,6 +81,11 @@ class SsdTier:
         return self._writing.blocks
 
     @property
+    def busy(self) -> bool:
+        """Blocks, or what the log is to be told, are on their way: nothing more begins until they are there."""
+        return self._writing.working is not None
+
+    @property
     def reads(self) -> int:
         """Blocks on their way back."""
         return self._reading.blocks
@@ -210,7 +215,7 @@ class SsdTier:
         """Write what will soon be evicted, where nothing is being written. After a rest, try the disk again."""
         metrics.BLOCKS.set(len(self.book))
         metrics.BYTES.set(self.book.size)
-        if self._writing.working is not None or self.closing or not self.used:
+        if self.busy or self.closing or not self.used:
             return
         if self.on and self._files is not None:
             self._grow()
