@@ -26,6 +26,9 @@ pytestmark = [pytest.mark.mesh]
 B = 32
 LONG = 40  # blocks: long enough that fetching beats computing by far
 TRANSPORTS = ["tcp", "shm"]
+TRIES = 5
+"""Prompts of which the other node has to fetch one: a link that was measured beside the work of others may seem slower
+than computing, until it is measured again."""
 
 
 @pytest.fixture(params=TRANSPORTS)
@@ -42,16 +45,21 @@ def mesh(walk: Callable[[str], Mesh], transport: str) -> Mesh:
 async def test_a1_cold_then_warm_on_another_node_then_warm_local(
     mesh: Mesh, transport: str, alone: Alone, tokens: Callable[[int], list[int]], stream: bool
 ) -> None:
-    prompt = tokens(LONG * B + 9)
-    expected = alone(prompt)
     slot = await mesh.slot_bytes()
-    held = sum(mesh.cluster()["index"]["blocks"].values())
-    cold = await mesh.ask(prompt, stream=stream)
-    assert (cold.text, cold.cached) == (expected, 0)
-    await mesh.indexed(held + LONG)
-    before = _moved(mesh, transport)
-    other = await mesh.ask(prompt, stream=stream)
-    assert (other.text, other.cached) == (expected, LONG * B)
+    for _ in range(TRIES):
+        prompt = tokens(LONG * B + 9)
+        expected = alone(prompt)
+        held = sum(mesh.cluster()["index"]["blocks"].values())
+        cold = await mesh.ask(prompt, stream=stream)
+        assert (cold.text, cold.cached) == (expected, 0)
+        await mesh.indexed(held + LONG)
+        before = _moved(mesh, transport)
+        other = await mesh.ask(prompt, stream=stream)
+        assert other.text == expected
+        if other.cached:
+            break
+        assert _moved(mesh, transport) == before, "fetched, and yet computed"
+    assert other.cached == LONG * B
     assert _moved(mesh, transport) - before == LONG * slot, "blocks × size, between two agents"
     local = await mesh.ask(prompt, stream=stream)
     assert (local.text, local.cached) == (expected, LONG * B)
