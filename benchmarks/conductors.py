@@ -8,13 +8,16 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from benchmarks import loaded
 from benchmarks.processes import MOONCAKE, Mesh
 from benchmarks.report import Row, Samples, row
+
+C = TypeVar("C")
 
 PREFILLS, DECODES = 4, 2
 SLO_TTFT_MS, SLO_TBT_MS = 2000, 200
@@ -131,36 +134,59 @@ async def load(running: Mesh, shape: tuple[str, ...], rate: float, seconds: floa
 
 
 async def measure(path: str, rounds: int, samples: Samples) -> list[Row]:
-    """All contenders in turn, a mesh for each, the other way round every other time. ``samples``: of earlier runs."""
+    """``samples``: of earlier runs."""
+    return await alternated(CONTENDERS, partial(sample, path), rounds, samples)
+
+
+async def alternated(
+    contenders: Sequence[C], sample: Callable[[C, int, Samples], Awaitable[None]], rounds: int, samples: Samples
+) -> list[Row]:
+    """All contenders in turn, a mesh for each, the other way round every other time. ``sample`` adds what it has seen
+    of one to ``samples``, which may have those of earlier runs."""
     before = max(map(len, samples.values()), default=0)
     for number in range(before, before + rounds):
-        for contender in CONTENDERS if number % 2 == 0 else reversed(CONTENDERS):
-            await sample(path, contender, number, samples)
+        for contender in contenders if number % 2 == 0 else reversed(contenders):
+            await sample(contender, number, samples)
     return rows(samples)
 
 
 async def sample(path: str, contender: Contender, number: int, samples: Samples) -> None:
-    """One mesh, its loads one after the other; what was seen is added to ``samples``."""
+    """One mesh, its loads one after the other."""
     with several(path, contender.conductors, contender.hot_rate) as running:
         for name, shape in contender.loads.items():
-            before, copied = served(running, contender.conductors), loaded.total(running, HOT_BYTES)
-            figures = await load(running, shape, RATE, SECONDS, salt=100 * number + len(name))
-            counts = settled(running, contender.conductors).since(before)
-            seen = {
-                "goodput": figures["goodput_rps"],
-                "refused with 429": figures["rejected"],
-                "errors": figures["errors"],
-                "over-commits": counts.refused,
-                "hit rate by token": figures["hit_by_token"],
-                "TTFT, median": figures["ttft_p50_s"],
-                "TTFT, p99": figures["ttft_p99_s"],
-                "prefill requests, busiest / mean": counts.spread,
-                "copied by the keeper": blocks(running, loaded.total(running, HOT_BYTES) - copied),
-                "held afterwards": counts.left,
-            }
-            for what, value in seen.items():
-                if value is not None and (what, contender.conductors) != ("copied by the keeper", 2):
-                    samples.setdefault((f"{name}, {RATE:g} requests/s: {what}", contender.name), []).append(value)
+            salt = 100 * number + len(name)
+            seen, counts = await observed(running, shape, RATE, SECONDS, salt, contender.conductors)
+            seen["over-commits"] = counts.refused
+            if contender.conductors > 1:
+                del seen["copied by the keeper"]  # each counts its own
+            add(samples, f"{name}, {RATE:g} requests/s", contender.name, seen)
+
+
+async def observed(
+    running: Mesh, shape: tuple[str, ...], rate: float, seconds: float, salt: int, conductors: int
+) -> tuple[dict[str, float | None], Served]:
+    """What a load has seen, and what the mesh counted of it."""
+    before, copied = served(running, conductors), loaded.total(running, HOT_BYTES)
+    figures = await load(running, shape, rate, seconds, salt)
+    counts = settled(running, conductors).since(before)
+    return {
+        "goodput": figures["goodput_rps"],
+        "refused with 429": figures["rejected"],
+        "errors": figures["errors"],
+        "hit rate by token": figures["hit_by_token"],
+        "TTFT, median": figures["ttft_p50_s"],
+        "TTFT, p99": figures["ttft_p99_s"],
+        "prefill requests, busiest / mean": counts.spread,
+        "copied by the keeper": blocks(running, loaded.total(running, HOT_BYTES) - copied),
+        "held afterwards": counts.left,
+    }, counts
+
+
+def add(samples: Samples, load: str, who: str, seen: Mapping[str, float | None]) -> None:
+    """What nobody could see (the TTFT where nothing was answered) is no sample."""
+    for what, value in seen.items():
+        if value is not None:
+            samples.setdefault((f"{load}: {what}", who), []).append(value)
 
 
 def rows(samples: Samples) -> list[Row]:

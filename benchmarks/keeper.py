@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from benchmarks import loaded
-from benchmarks.conductors import HOT_BYTES, blocks, load, rows, served, settled, several
+from benchmarks.conductors import add, alternated, load, observed, several
 from benchmarks.processes import Mesh
 from benchmarks.report import Row, Samples
 
@@ -42,36 +42,17 @@ CONTENDERS = tuple(Contender(policy, rate) for policy in ("local_cache", "global
 
 
 async def measure(path: str, rounds: int, samples: Samples) -> list[Row]:
-    """All contenders in turn, a mesh for each, the other way round every other time. ``samples``: of earlier runs."""
-    before = max(map(len, samples.values()), default=0)
-    for number in range(before, before + rounds):
-        for contender in CONTENDERS if number % 2 == 0 else reversed(CONTENDERS):
-            await sample(path, contender, number, samples)
-    return rows(samples)
+    """``samples``: of earlier runs."""
+    return await alternated(CONTENDERS, partial(sample, path), rounds, samples)
 
 
 async def sample(path: str, contender: Contender, number: int, samples: Samples) -> None:
-    """One mesh, in which one instance has the prefix; what was seen is added to ``samples``."""
+    """One mesh, in which one instance has the prefix."""
     with several(path, 1, contender.hot_rate, contender.policy, POOL) as running:
         await first(running, salt=1 + number)
-        before, copied = served(running, 1), loaded.total(running, HOT_BYTES)
-        figures = await load(running, SHAPE, RATE, SECONDS, 1 + number)
-        counts = settled(running, 1).since(before)
-        seen = {
-            "goodput": figures["goodput_rps"],
-            "refused with 429": figures["rejected"],
-            "errors": figures["errors"],
-            "hit rate by token": figures["hit_by_token"],
-            "TTFT, median": figures["ttft_p50_s"],
-            "TTFT, p99": figures["ttft_p99_s"],
-            "prefill requests, busiest / mean": counts.spread,
-            "prefill instances that served": sum(n > 0 for n in counts.prefill.values()),
-            "copied by the keeper": blocks(running, loaded.total(running, HOT_BYTES) - copied),
-            "held afterwards": counts.left,
-        }
-        for what, value in seen.items():
-            if value is not None:
-                samples.setdefault((f"{RATE:g} requests/s: {what}", contender.name), []).append(value)
+        seen, counts = await observed(running, SHAPE, RATE, SECONDS, 1 + number, 1)
+        seen["prefill instances that served"] = sum(n > 0 for n in counts.prefill.values())
+        add(samples, f"{RATE:g} requests/s", contender.name, seen)
 
 
 async def first(running: Mesh, salt: int) -> None:
