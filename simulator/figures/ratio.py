@@ -87,9 +87,8 @@ def text(data: dict[str, Any]) -> str:
         "With few prefill nodes the cliff is the paper's; with few decode nodes ours is flatter: what a "
         "further sequence costs a step is fitted to 8 to 11 decode nodes, and in the paper five of them slow "
         "down more than in proportion. Run with steps of 22.8 ms and 5.2 ms more for each sequence, which "
-        "Little's law would fit to all seven of the paper's, the cliff is there, and too steep: decode steps "
-        "alone leave 99.3 % effective at 10P6D and 57 % at 11P5D (the paper: 98.4 and 86.1 %), at 60.6 and "
-        "86.6 ms (44 and 58); with 8 and more decode nodes they are then 25 to 33 % too slow. So the cost of "
+        "Little's law would fit to all seven of the paper's (*Assumptions that are blamed, varied*), the cliff is "
+        "there, and too steep, and with more decode nodes steps are too slow. So the cost of "
         "a sequence is what makes the cliff, but this line does not fit both ends, and we keep ours.\n\n"
         + markdown(head, rows)
     )
